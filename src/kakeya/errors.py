@@ -1,0 +1,94 @@
+"""One error tree for the whole package.
+
+    KakeyaError
+    ├── ConfigError            a setting that cannot work, named with what would be right
+    ├── ModelError             anything wrong with a model or its files
+    │   ├── ModelNotFound      no such name, path or hub id
+    │   ├── UnsupportedModel   an architecture or feature that is refused by name
+    │   ├── CorruptCheckpoint  truncated file, missing tensor, wrong shape
+    │   └── DownloadFailed     the fetch broke; nothing was left in the cache
+    ├── InvalidArgument        a bad request: token id, sampling value, empty history
+    ├── SessionNotFound        unknown, closed, expired or someone else's session
+    ├── SessionBusy            the session is generating already
+    ├── HistoryMismatch        expected_history_length differs from the real one
+    ├── ResourceExhausted      no slab free, queue full, over quota
+    ├── InvariantViolation     the session's bookkeeping broke; the session is failed
+    ├── StateMismatch          exported state of another model, geometry or format
+    ├── StepFailed             computing the request's step raised
+    ├── PeerFailed             a program we are compared with in a benchmark broke
+    └── Unavailable            draining, shut down or still loading
+
+Foreign errors are translated where they enter; servers map these to status codes.
+"""
+
+
+class KakeyaError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(KakeyaError):
+    """A setting is out of range or contradicts another."""
+
+
+class ModelError(KakeyaError):
+    """Something is wrong with a model or its files."""
+
+
+class ModelNotFound(ModelError):
+    """No catalogue name, path or hub id matches."""
+
+
+class UnsupportedModel(ModelError):
+    """The checkpoint uses something that is refused by name."""
+
+
+class CorruptCheckpoint(ModelError):
+    """A file is truncated, a tensor is missing or has the wrong shape."""
+
+
+class DownloadFailed(ModelError):
+    """The model could not be fetched; the cache is as it was."""
+
+
+class InvalidArgument(KakeyaError):
+    """A request holds a value that cannot be honoured."""
+
+
+class SessionNotFound(KakeyaError):
+    """The session is unknown, closed, expired or belongs to someone else."""
+
+
+class SessionBusy(KakeyaError):
+    """The session is generating; one generate at a time."""
+
+
+class HistoryMismatch(KakeyaError):
+    """The caller's idea of the history length is out of date."""
+
+
+class ResourceExhausted(KakeyaError):
+    """No slab, queue place or quota is left. Nothing was changed."""
+
+
+class InvariantViolation(KakeyaError):
+    """A session's bookkeeping contradicts its storage."""
+
+    def __init__(self, invariant: str, detail: str) -> None:
+        super().__init__(f"{invariant} violated: {detail}")
+        self.invariant = invariant
+
+
+class StateMismatch(KakeyaError):
+    """Exported session state does not fit this model, geometry or format."""
+
+
+class StepFailed(KakeyaError):
+    """The engine step that carried this request raised; others are unharmed."""
+
+
+class PeerFailed(KakeyaError):
+    """The program on the other side of a comparison broke or refused the work."""
+
+
+class Unavailable(KakeyaError):
+    """The engine is draining or shut down."""

@@ -1,0 +1,199 @@
+"""The plain nouns every room shares. No torch here, so that clients stay light."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kakeya.errors import InvalidArgument
+
+
+class Numerics(StrEnum):
+    """How rows are computed: the quickest kernel, or bits that never depend on the company a row keeps."""
+
+    FAST = "fast"
+    EXACT = "exact"
+
+
+class DType(StrEnum):
+    """The element type of activations and of the KV cache."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class WeightFormat(StrEnum):
+    """How weight matrices are held in memory."""
+
+    NATIVE = "native"
+    FLOAT32 = "float32"
+    BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
+    AUTO = "auto"
+
+
+class KernelChoice(StrEnum):
+    """Which implementation computes the hot operations."""
+
+    AUTO = "auto"
+    NATIVE = "native"
+    TORCH = "torch"
+
+
+class StopReason(StrEnum):
+    """Why a generate ended."""
+
+    MAX_TOKENS = "MAX_TOKENS"
+    EOS = "EOS"
+    CANCELLED = "CANCELLED"
+    TRUNCATED = "TRUNCATED"
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is chosen. Defaults are greedy; every value is checked here, once.
+
+    `seed` and the token's position decide the randomness, nothing else does.
+    Penalties look at the last sink + window tokens of the history.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    logprobs: bool = False
+    top_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        _check("temperature", self.temperature, 0.0, 100.0)
+        _check("top_k", self.top_k, 0, 2**31 - 1)
+        _check("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _check("min_p", self.min_p, 0.0, 1.0)
+        _check("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
+        _check("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        _check("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        _check("seed", self.seed, 0, 2**64 - 1)
+        _check("top_logprobs", self.top_logprobs, 0, 20)
+        for token, bias in self.logit_bias.items():
+            _check(f"logit_bias[{token}]", bias, -1e4, 1e4)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _check(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
+    bracket = "(" if low_open else "["
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        raise InvalidArgument(f"{name} must be a number in {bracket}{low}, {high}], got {value!r}")
+    if value < low or value > high or (low_open and value == low):
+        raise InvalidArgument(f"{name} must be in {bracket}{low}, {high}], got {value!r}")
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A candidate token and its log-probability under the model's distribution."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class TruncatedEvent:
+    """Tokens have left the window since the session began. At most once, before any token."""
+
+    dropped_token_count: int
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One generated token; it is history from the moment it is emitted."""
+
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: Sequence[TokenLogprob] = ()
+
+
+@dataclass(frozen=True)
+class DoneEvent:
+    """The request ended well (or was cancelled). Always last, exactly once."""
+
+    stop_reason: StopReason
+    generated_token_count: int
+    prefill_duration_seconds: float
+    total_duration_seconds: float
+    cached_token_count: int
+    accepted_draft_tokens: int = 0
+    proposed_draft_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class FailedEvent:
+    """The request ended by an error. Always last, exactly once."""
+
+    error: Exception
+
+
+Event = TruncatedEvent | TokenEvent | DoneEvent | FailedEvent
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """All a text front end needs: the tokenizer, the chat template and the special tokens."""
+
+    tokenizer_json: str
+    chat_template: str | None = None
+    bos_token: str | None = None
+    eos_token: str | None = None
+    unk_token: str | None = None
+    pad_token: str | None = None
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """What a session is and holds right now."""
+
+    session_id: str
+    state: str
+    client_label: str
+    history_length: int
+    computed_length: int
+    sink: int
+    window: int
+    kv_live_bytes: int
+    kv_capacity_bytes: int
+    dropped_token_count: int
+    cache_invariant_inv1_violations: int
+    cache_invariant_inv2_violations: int
+    idle_seconds: float
+
+
+@dataclass(frozen=True)
+class RuntimeFacts:
+    """What was loaded and how it runs: the start banner, in numbers."""
+
+    model: str
+    path: str
+    family: str
+    parameters: int
+    weights: str
+    dtype: str
+    numerics: str
+    kernels: str
+    threads: int
+    sink: int
+    window: int
+    capacity: int
+    bytes_per_token: int
+    session_bytes: int
+    pool_bytes: int
