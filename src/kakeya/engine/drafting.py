@@ -1,0 +1,93 @@
+"""The engine's side of the proposer seam: asks for guesses, shows hidden states, judges guesses.
+
+A proposer that raises is left out from there on for the sessions concerned: it may cost speed,
+never a request.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence as Tokens
+
+from torch import Tensor
+
+from kakeya.engine.batch import Segment
+from kakeya.engine.proposer import DraftRequest, DraftState, Proposer
+from kakeya.engine.sampler import Sampled
+from kakeya.engine.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+
+class Drafter:
+    """Talks to an optional proposer for the engine."""
+
+    def __init__(self, proposer: Proposer | None, vocab_size: int) -> None:
+        self._proposer = proposer
+        self._vocab_size = vocab_size
+
+    @property
+    def hidden_layers(self) -> Tokens[int]:
+        return self._proposer.hidden_layers if self._proposer is not None else ()
+
+    def new_state(self) -> DraftState | None:
+        return self._proposer.new_state() if self._proposer is not None else None
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> DraftState | None:
+        """The exported state; a fresh one when the session was exported without a proposer."""
+        if self._proposer is None or not tensors:
+            return self.new_state()
+        return self._proposer.restore(tensors)
+
+    def propose(
+        self, ready: Tokens[Sequence], limit_of: Callable[[Sequence, int], int]
+    ) -> Mapping[int, Tokens[int]]:
+        """Guesses by id(sequence), for those that are decoding and have room for one."""
+        if self._proposer is None:
+            return {}
+        wanting: list[Sequence] = []
+        requests: list[DraftRequest] = []
+        for sequence in ready:
+            limit = limit_of(sequence, self._proposer.max_draft)
+            if sequence.draft is not None and sequence.is_decoding and limit > 0:
+                wanting.append(sequence)
+                requests.append(DraftRequest(sequence.draft, sequence.tokens, limit))
+        if not requests:
+            return {}
+        try:
+            guesses = self._proposer.propose(requests)
+        except Exception:
+            log.exception("the proposer failed; its sessions go on without drafts")
+            for sequence in wanting:
+                sequence.draft = None
+            return {}
+        return {
+            id(sequence): self._valid_prefix(guess[: request.limit])
+            for sequence, request, guess in zip(wanting, requests, guesses, strict=True)
+        }
+
+    def observe(self, segment: Segment, hidden: Mapping[int, Tensor], rows: slice) -> None:
+        """Show the proposer the hidden states of a segment's rows that stay."""
+        draft = segment.sequence.draft
+        if self._proposer is None or draft is None:
+            return
+        try:
+            self._proposer.observe(draft, segment.start, {layer: h[rows] for layer, h in hidden.items()})
+        except Exception:
+            log.exception("the proposer failed; the session goes on without drafts")
+            segment.sequence.draft = None
+
+    def _valid_prefix(self, guess: Tokens[int]) -> Tokens[int]:
+        """Up to the first guess that is no token id."""
+        for index, token in enumerate(guess):
+            if not 0 <= token < self._vocab_size:
+                return guess[:index]
+        return guess
+
+
+def accepted(segment: Segment, sampled: Tokens[Sampled]) -> Tokens[Sampled]:
+    """The longest prefix of the draft that the sampler chose itself plus the token after it, up to an EOS."""
+    draft = segment.tokens[segment.rows - segment.draft_count :]
+    for index, token in enumerate(sampled):
+        stops = token.token_id in segment.sequence.eos_token_ids
+        if stops or index == len(draft) or token.token_id != draft[index]:
+            return sampled[: index + 1]
+    return sampled

@@ -1,0 +1,391 @@
+"""The engine: one thread owns the model, the pool and the device.
+
+Other threads talk to it through calls that queue in a bounded inbox and through event streams.
+`_step` and `_advance` are the whole loop: plan → run → sample → commit → emit.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence as Tokens
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from kakeya.config import EngineConfig
+from kakeya.engine.batch import Segment, prefill_segment
+from kakeya.engine.drafting import Drafter, accepted
+from kakeya.engine.inbox import Inbox
+from kakeya.engine.proposer import Proposer
+from kakeya.engine.runner import Backend
+from kakeya.engine.sampler import Sampled, SampleRequest, sample
+from kakeya.engine.scheduler import Scheduler, request_of
+from kakeya.engine.sequence import Request, Sequence
+from kakeya.engine.state import SequenceState, restore, snapshot
+from kakeya.engine.stream import EventStream
+from kakeya.errors import (
+    HistoryMismatch,
+    InvalidArgument,
+    InvariantViolation,
+    ResourceExhausted,
+    SessionBusy,
+    SessionNotFound,
+    StepFailed,
+    Unavailable,
+)
+from kakeya.types import DoneEvent, FailedEvent, SamplingParams, StopReason, TokenEvent, TruncatedEvent
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Engine:
+    """Continuous batching over bounded slabs. Public methods may be called from any thread."""
+
+    def __init__(self, backend: Backend, config: EngineConfig, proposer: Proposer | None = None) -> None:
+        self._backend = backend
+        self._config = config
+        self._drafter = Drafter(proposer, backend.vocab_size)
+        self._scheduler = Scheduler(config)
+        self._inbox = Inbox(config.max_waiting)
+        self._draining = False
+        self._stopping = False
+        self._drained = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kakeya-engine", daemon=True)
+        self._thread.start()
+
+    # The door. Each call waits for the engine thread, at most one step.
+
+    def open(self, owner: str, eos_token_ids: Tokens[int], pinned: int | None = None) -> Sequence:
+        """A new sequence on a slab of its own. Raises ResourceExhausted when none is free."""
+        self._check_tokens(eos_token_ids)
+        return self._inbox.ask(lambda: self._open(owner, eos_token_ids, pinned))
+
+    def append(self, sequence: Sequence, token_ids: Tokens[int], expected_length: int | None = None) -> int:
+        """Extend the history; the tokens are computed by the next generate. Returns the new length."""
+        self._check_tokens(token_ids)
+        return self._inbox.ask(lambda: self._append(sequence, token_ids, expected_length))
+
+    def generate(self, sequence: Sequence, max_tokens: int, sampling: SamplingParams) -> EventStream:
+        """Start generating; the events arrive on the returned stream."""
+        _check_count("max_tokens", max_tokens)
+        self._check_tokens(sampling.logit_bias)
+        return self._inbox.ask(lambda: self._generate(sequence, max_tokens, sampling))
+
+    def read(self, sequence: Sequence, view: Callable[[Sequence], T]) -> T:
+        """A consistent look at a sequence: `view` runs on the engine thread."""
+        return self._inbox.ask(lambda: view(self._settled(sequence)))
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """An independent copy of a resting sequence, on a slab of its own."""
+        return self._inbox.ask(lambda: self._fork(sequence))
+
+    def export_state(self, sequence: Sequence, notes: str = "") -> SequenceState:
+        """A copy of a resting sequence's whole state."""
+        fingerprint = self._backend.fingerprint
+        return self._inbox.ask(lambda: snapshot(self._resting(sequence), fingerprint, notes))
+
+    def import_state(self, state: SequenceState, owner: str) -> Sequence:
+        """A new sequence that continues where `state` was taken."""
+        self._check_tokens(state.tokens.tolist())
+        return self._inbox.ask(lambda: self._import(state, owner))
+
+    def close(self, sequence: Sequence) -> int:
+        """Cancel what runs, free the slab; returns the final history length."""
+        return self._inbox.ask(lambda: self._close(sequence))
+
+    def score(self, token_ids: Tokens[int], pinned: int | None = None) -> Tensor:
+        """Next-token logits after each token [n, vocab], in canonical blocks on a slab of its own."""
+        if not token_ids:
+            raise InvalidArgument("cannot score zero tokens")
+        sequence = self.open("score", (), pinned)
+        try:
+            self.append(sequence, token_ids)
+            blocks = -(-len(token_ids) // self._config.prefill_block)
+            return torch.cat([self._inbox.ask(lambda: self._score_block(sequence)) for _ in range(blocks)])
+        finally:
+            self.close(sequence)
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Refuse new work and wait for what runs; True when all of it ended in time."""
+        self._draining = True
+        self._inbox.wake()
+        return self._drained.wait(timeout)
+
+    def shutdown(self) -> None:
+        """Cancel what still runs and stop the thread. Idempotent."""
+        self._draining = self._stopping = True
+        self._inbox.close()
+        self._thread.join()
+
+    # The loop, on the engine thread like all that follows.
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                self._loop()
+        except Exception as error:
+            log.critical("the engine thread died", exc_info=error)
+            for sequence in self._scheduler.active:
+                request_of(sequence).stream.cut(lambda taken: FailedEvent(Unavailable("the engine died")))
+        finally:
+            self._draining = True
+            self._inbox.close()
+            self._inbox.answer(wait=False)
+            self._drained.set()
+
+    def _loop(self) -> None:
+        while not self._stopping:
+            self._inbox.answer(wait=not self._scheduler.ready())
+            self._end_requests()
+            self._step()
+        for sequence in list(self._scheduler.active):
+            self._cancel(sequence)
+
+    def _step(self) -> None:
+        """One step: plan, then run → sample → commit → emit."""
+        ready = self._scheduler.ready()
+        drafts = self._drafter.propose(ready, self._scheduler.draft_limit)
+        segments = self._scheduler.plan(ready, drafts)
+        if not segments:
+            return
+        try:
+            self._advance(segments)
+        except Exception as error:
+            self._retry_alone(segments, error)
+
+    def _advance(self, segments: Tokens[Segment]) -> None:
+        for segment in segments:
+            segment.sequence.slab.reserve(segment.rows)
+        output = self._backend.run(segments, self._drafter.hidden_layers)
+        sampled = sample(output.logits, [r for s in segments for r in self._sample_requests(s)])
+        row, logit_row = 0, 0
+        for segment in segments:
+            chosen = accepted(segment, sampled[logit_row : logit_row + segment.logit_rows])
+            kept = segment.rows - (segment.draft_count - max(0, len(chosen) - 1))
+            self._drafter.observe(segment, output.hidden, slice(row, row + kept))
+            self._commit(segment, kept, chosen)
+            row += segment.rows
+            logit_row += segment.logit_rows
+
+    def _commit(self, segment: Segment, kept: int, chosen: Tokens[Sampled]) -> None:
+        """Keep the accepted rows, forget the rest, and emit the chosen tokens."""
+        sequence, request = segment.sequence, request_of(segment.sequence)
+        sequence.slab.written = segment.start + kept
+        request.proposed += segment.draft_count
+        request.accepted += segment.draft_count - (segment.rows - kept)
+        for token in chosen:
+            self._emit(sequence, request, token)
+        self._settled(sequence)
+
+    def _emit(self, sequence: Sequence, request: Request, token: Sampled) -> None:
+        if request.first_token_at is None:
+            request.first_token_at = time.monotonic()
+            if sequence.dropped:
+                request.stream.put(TruncatedEvent(sequence.dropped))
+        sequence.tokens.append(token.token_id)
+        request.emitted += 1
+        request.stream.put(TokenEvent(token.token_id, token.logprob, token.top_logprobs))
+        is_eos = token.token_id in sequence.eos_token_ids
+        if is_eos or request.remaining == 0:
+            request.finished = True
+            reason = StopReason.EOS if is_eos else StopReason.MAX_TOKENS
+            request.stream.put(_done(request, reason, request.emitted))
+
+    def _sample_requests(self, segment: Segment) -> list[SampleRequest]:
+        """One request for each logit row, as if the draft before it had been accepted."""
+        sampling, reach = request_of(segment.sequence).sampling, self._config.cache.capacity
+        history: Tokens[int] = ()
+        if segment.logit_rows and sampling.has_penalties:
+            draft = segment.tokens[segment.rows - segment.draft_count :]
+            history = [*segment.sequence.tokens[-reach:], *draft]
+        requests = []
+        for row in range(segment.logit_rows):
+            known = len(history) - segment.draft_count + row
+            position = segment.end - segment.logit_rows + row + 1
+            requests.append(SampleRequest(sampling, position, history[max(0, known - reach) : max(0, known)]))
+        return requests
+
+    # What the calls do.
+
+    def _open(self, owner: str, eos_token_ids: Tokens[int], pinned: int | None) -> Sequence:
+        self._refuse_when_draining()
+        slab = self._backend.pool.allocate(pinned)
+        return Sequence(slab, owner, eos_token_ids, self._drafter.new_state())
+
+    def _append(self, sequence: Sequence, token_ids: Tokens[int], expected_length: int | None) -> int:
+        self._refuse_when_draining()
+        self._resting(sequence)
+        if expected_length is not None and expected_length != sequence.committed:
+            raise HistoryMismatch(
+                f"expected_history_length is {expected_length}, the history has {sequence.committed} tokens"
+            )
+        sequence.append(token_ids)
+        return sequence.committed
+
+    def _generate(self, sequence: Sequence, max_tokens: int, sampling: SamplingParams) -> EventStream:
+        self._refuse_when_draining()
+        self._resting(sequence)
+        if not sequence.tokens:
+            raise InvalidArgument("cannot generate on an empty session: append at least one token first")
+        if len(self._scheduler.active) >= self._config.max_waiting:
+            raise ResourceExhausted(f"{self._config.max_waiting} requests are in flight already")
+        stream = EventStream(self._inbox.wake)
+        sequence.request = Request(stream, max_tokens, sampling, sequence.committed, sequence.slab.written)
+        self._scheduler.add(sequence)
+        return stream
+
+    def _fork(self, sequence: Sequence) -> Sequence:
+        self._resting(sequence)
+        copy = self._open(sequence.owner, tuple(sequence.eos_token_ids), sequence.slab.sink)
+        copy.slab.copy_from(sequence.slab)
+        copy.append(sequence.tokens)
+        copy.draft = sequence.draft.fork() if sequence.draft is not None else None
+        return copy
+
+    def _import(self, state: SequenceState, owner: str) -> Sequence:
+        sequence = self._open(owner, state.eos_token_ids, state.sink)
+        restore(sequence, state)
+        sequence.draft = self._drafter.restore(state.draft)
+        return sequence
+
+    def _close(self, sequence: Sequence) -> int:
+        if self._settled(sequence).request is not None:
+            self._cancel(sequence)
+        if sequence.error is None:
+            sequence.error = SessionNotFound("the session is closed")
+            self._backend.pool.release(sequence.slab)
+        return sequence.committed
+
+    def _score_block(self, sequence: Sequence) -> Tensor:
+        block = prefill_segment(sequence, self._config.prefill_block)
+        segment = Segment(sequence, block.start, block.tokens, 0, block.rows)
+        sequence.slab.reserve(segment.rows)
+        logits = self._backend.run([segment]).logits
+        sequence.commit_taken()
+        return logits
+
+    # How requests end.
+
+    def _settled(self, sequence: Sequence) -> Sequence:
+        """The sequence itself, once all that its reader has taken is history.
+
+        A finished request ends here, when its reader has taken the last token.
+        """
+        if sequence.error is not None:
+            return sequence
+        request = sequence.request
+        try:
+            sequence.commit_taken()
+        except InvariantViolation as error:
+            self._fail_sequence(sequence, error)
+            return sequence
+        if request is not None and request.finished and request.stream.unread_after_pause() == 0:
+            sequence.commit_taken()
+            self._release(sequence)
+        return sequence
+
+    def _resting(self, sequence: Sequence) -> Sequence:
+        """The sequence itself, if it is usable and not generating."""
+        if sequence.error is None and self._settled(sequence).request is not None:
+            raise SessionBusy("the session is generating: read its stream to the end or cancel it")
+        if sequence.error is not None:
+            raise sequence.error
+        return sequence
+
+    def _end_requests(self) -> None:
+        """Cancel what its reader gave up, release what its reader has read to the end."""
+        for sequence in list(self._scheduler.active):
+            if request_of(sequence).stream.cancel_requested:
+                self._cancel(sequence)
+            else:
+                self._settled(sequence)
+        if self._draining and not self._scheduler.active:
+            self._drained.set()
+
+    def _cancel(self, sequence: Sequence) -> None:
+        request = request_of(sequence)
+        request.stream.cut(lambda taken: _done(request, StopReason.CANCELLED, taken))
+        self._take_back(sequence)
+
+    def _take_back(self, sequence: Sequence) -> None:
+        """End a request whose stream was cut: what the reader took stays, the rest is forgotten."""
+        sequence.commit_taken()
+        sequence.rollback()
+        self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._scheduler.remove(sequence)
+        sequence.request = None
+
+    def _retry_alone(self, segments: Tokens[Segment], error: Exception) -> None:
+        """A step raised: undo it, then run each segment by itself, so that only the guilty fail."""
+        for segment in segments:
+            _undo(segment)
+        if len(segments) == 1:
+            self._fail_request(segments[0].sequence, error)
+            return
+        log.warning("a step of %d segments failed, running them one by one: %r", len(segments), error)
+        for segment in segments:
+            try:
+                self._advance([segment])
+            except Exception as own_error:
+                _undo(segment)
+                self._fail_request(segment.sequence, own_error)
+
+    def _fail_request(self, sequence: Sequence, error: Exception) -> None:
+        if isinstance(error, InvariantViolation):
+            self._fail_sequence(sequence, error)
+            return
+        log.error("a generate failed", exc_info=error)
+        failure = error if isinstance(error, StepFailed) else StepFailed(f"the step failed: {error!r}")
+        request_of(sequence).stream.cut(lambda taken: FailedEvent(failure))
+        self._take_back(sequence)
+
+    def _fail_sequence(self, sequence: Sequence, error: InvariantViolation) -> None:
+        """The bookkeeping of this sequence is broken: fail it for good and free its slab."""
+        log.error("a session failed", exc_info=error)
+        sequence.inv1_violations += error.invariant == "INV-1"
+        sequence.inv2_violations += error.invariant == "INV-2"
+        sequence.error = error
+        if sequence.request is not None:
+            sequence.request.stream.cut(lambda taken: FailedEvent(error))
+            self._release(sequence)
+        self._backend.pool.release(sequence.slab)
+
+    def _refuse_when_draining(self) -> None:
+        if self._draining:
+            raise Unavailable("the engine is draining and takes no new work")
+
+    def _check_tokens(self, token_ids: Iterable[object]) -> None:
+        vocab = self._backend.vocab_size
+        for token in token_ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+                raise InvalidArgument(f"token id {token!r} is not in the vocabulary of {vocab} tokens")
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgument(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+def _undo(segment: Segment) -> None:
+    """Back to before the step: unread tokens of earlier steps stay, this step's rows go."""
+    slab = segment.sequence.slab
+    if slab.committed == segment.start:
+        slab.rollback()
+    slab.written = segment.start
+
+
+def _done(request: Request, reason: StopReason, tokens: int) -> DoneEvent:
+    now = time.monotonic()
+    return DoneEvent(
+        stop_reason=reason,
+        generated_token_count=tokens,
+        prefill_duration_seconds=(request.first_token_at or now) - request.started_at,
+        total_duration_seconds=now - request.started_at,
+        cached_token_count=request.cached_tokens,
+        accepted_draft_tokens=request.accepted,
+        proposed_draft_tokens=request.proposed,
+    )

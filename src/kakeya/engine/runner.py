@@ -1,0 +1,103 @@
+"""Runs a planned batch on a device. What differs between devices hides behind `Backend`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kakeya.engine.attention import NativeAttention, TorchAttention
+from kakeya.engine.batch import Segment
+from kakeya.engine.slab import SlabPool
+from kakeya.errors import InvariantViolation
+from kakeya.kernels import Kernels
+from kakeya.models.decoder import Decoder
+from kakeya.types import Numerics
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step computed."""
+
+    logits: Tensor
+    """[asked rows, vocab] float32, in segment order."""
+    hidden: Mapping[int, Tensor]
+    """The outputs of the layers that were asked for, [rows, hidden], in segment order."""
+
+
+class Backend(Protocol):
+    """A device that holds a pool of slabs and runs batches over it. Owned by the engine thread."""
+
+    @property
+    def pool(self) -> SlabPool: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the model and its numbers: slab contents are meaningless under another one."""
+        ...
+
+    def run(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> StepOutput:
+        """Compute every row, writing its keys and values to its slab (already reserved)."""
+        ...
+
+
+class CpuBackend:
+    """The decoder in this process's memory, with native kernels where they were built."""
+
+    def __init__(
+        self, decoder: Decoder, pool: SlabPool, numerics: Numerics, kernels: Kernels | None, fingerprint: str
+    ) -> None:
+        self._decoder = decoder
+        self._pool = pool
+        self._fingerprint = fingerprint
+        model = decoder.config
+        self._attention: NativeAttention | TorchAttention
+        if kernels is not None and kernels.supports_head_dim(model.head_dim):
+            self._attention = NativeAttention(kernels, model, pool)
+        else:
+            self._attention = TorchAttention(model, pool, numerics)
+
+    @property
+    def pool(self) -> SlabPool:
+        return self._pool
+
+    @property
+    def vocab_size(self) -> int:
+        return self._decoder.config.vocab_size
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def run(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> StepOutput:
+        step = self._attention.begin(segments)
+        taps: dict[int, Tensor] = {}
+
+        def keep(layer: int, output: Tensor) -> None:
+            if layer in hidden_layers:
+                taps[layer] = output.clone()
+
+        token_ids = torch.tensor([token for s in segments for token in s.tokens], dtype=torch.int64)
+        hidden = self._decoder.forward(token_ids, step.attend, keep if hidden_layers else None)
+        if step.layers_written != self._decoder.config.num_layers:
+            raise InvariantViolation(
+                "INV-1", f"{step.layers_written} of {self._decoder.config.num_layers} layers were written"
+            )
+        rows = _logit_rows(segments)
+        asked = hidden if len(rows) == len(token_ids) else hidden[rows]
+        logits = self._decoder.logits(asked) if rows else torch.empty((0, self.vocab_size))
+        return StepOutput(logits, taps)
+
+
+def _logit_rows(segments: Sequence[Segment]) -> list[int]:
+    """The batch's rows whose logits are wanted: the last `logit_rows` of each segment."""
+    rows: list[int] = []
+    end = 0
+    for segment in segments:
+        end += segment.rows
+        rows.extend(range(end - segment.logit_rows, end))
+    return rows

@@ -1,0 +1,100 @@
+"""Chooses what the next step computes: fair by tokens across owners, under a token budget."""
+
+import heapq
+from collections.abc import Mapping, Sequence as List
+
+from kakeya.config import EngineConfig
+from kakeya.engine.batch import Segment, decode_segment, prefill_segment
+from kakeya.engine.sequence import Request, Sequence
+
+
+class Scheduler:
+    """The requests in flight and what each owner has been served.
+
+    Owners take turns by tokens served, and so do the requests of one owner. A newcomer starts
+    level with the least served, so it neither waits for the past nor makes up for it.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._active: list[Sequence] = []
+        self._served: dict[str, int] = {}
+
+    @property
+    def active(self) -> List[Sequence]:
+        return self._active
+
+    def add(self, sequence: Sequence) -> None:
+        request = request_of(sequence)
+        request.served = min((request_of(other).served for other in self._active), default=0)
+        self._served.setdefault(sequence.owner, min(self._served.values(), default=0))
+        self._active.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        self._active.remove(sequence)
+        if all(other.owner != sequence.owner for other in self._active):
+            del self._served[sequence.owner]
+
+    def ready(self) -> list[Sequence]:
+        """The sequences that may be computed now: work left, and a reader that keeps up."""
+        return [sequence for sequence in self._active if self._may_run(sequence)]
+
+    def draft_limit(self, sequence: Sequence, max_draft: int) -> int:
+        """How many guesses the spare slots, the request and the budget leave room for."""
+        request = request_of(sequence)
+        spare = self._config.cache.spare - request.stream.unread
+        return max(0, min(max_draft, spare, request.remaining - 1, self._config.max_batch_tokens - 1))
+
+    def plan(self, ready: List[Sequence], drafts: Mapping[int, List[int]]) -> list[Segment]:
+        """Fill one step. `drafts` maps id(sequence) to its guesses. Charges owners and requests."""
+        queues = self._queues_by_owner(ready)
+        turns = [(self._served[owner], owner) for owner in queues]
+        heapq.heapify(turns)
+        budget = self._config.max_batch_tokens
+        segments: list[Segment] = []
+        while turns:
+            served, owner = heapq.heappop(turns)
+            segment = self._next_segment(queues[owner], drafts, budget)
+            if segment is None:
+                continue
+            segments.append(segment)
+            budget -= segment.rows
+            self._served[owner] = served + segment.rows
+            request_of(segment.sequence).served += segment.rows
+            heapq.heappush(turns, (self._served[owner], owner))
+        return segments
+
+    def _may_run(self, sequence: Sequence) -> bool:
+        request = request_of(sequence)
+        if request.finished:
+            return False
+        # Unread tokens must stay within the spare slots, so that a cancel can take them back.
+        spare = self._config.cache.spare
+        return request.stream.unread <= spare or request.stream.unread_after_pause() <= spare
+
+    def _queues_by_owner(self, ready: List[Sequence]) -> dict[str, list[Sequence]]:
+        queues: dict[str, list[Sequence]] = {}
+        # The least served last: queues are taken from the end.
+        for sequence in sorted(ready, key=lambda s: request_of(s).served, reverse=True):
+            queues.setdefault(sequence.owner, []).append(sequence)
+        return queues
+
+    def _next_segment(
+        self, queue: list[Sequence], drafts: Mapping[int, List[int]], budget: int
+    ) -> Segment | None:
+        """The first segment in the queue that fits the budget; what does not fit waits for the next step."""
+        while queue:
+            sequence = queue.pop()
+            if sequence.is_decoding:
+                segment = decode_segment(sequence, drafts.get(id(sequence), ()))
+            else:
+                segment = prefill_segment(sequence, self._config.prefill_block)
+            if segment.rows <= budget:
+                return segment
+        return None
+
+
+def request_of(sequence: Sequence) -> Request:
+    """The request of a sequence that is known to have one."""
+    assert sequence.request is not None
+    return sequence.request

@@ -1,0 +1,171 @@
+"""The bounded KV cache: one pool allocation, cut into slabs of one shape.
+
+A slab keeps the first `sink` positions for ever and the rest in a ring:
+
+    position p < S  lives in slot p
+    position p >= S lives in slot S + (p - S) mod (slots - S)
+
+Positions count from 0 and never stop. Tokens are *written* by the runner and *committed* by
+the engine; a rollback forgets what was written but not committed, and cannot fail.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kakeya.config import CacheConfig
+from kakeya.errors import ConfigError, InvalidArgument, InvariantViolation, ResourceExhausted
+from kakeya.types import DType
+
+TORCH_DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class SlabGeometry:
+    """What every slab of a pool looks like."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    cache: CacheConfig
+    dtype: DType
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        return (self.layers, 2, self.kv_heads, self.cache.slots, self.head_dim)
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.layers * 2 * self.kv_heads * self.head_dim * TORCH_DTYPES[self.dtype].itemsize
+
+    @property
+    def slab_bytes(self) -> int:
+        return self.bytes_per_token * self.cache.slots
+
+    def slots_of(self, positions: npt.NDArray[np.int64], sink: int) -> npt.NDArray[np.int64]:
+        """The slot of each position in a slab that keeps `sink` first tokens."""
+        ring = self.cache.slots - sink
+        return np.where(positions < sink, positions, sink + (positions - sink) % ring)
+
+
+class SlabPool:
+    """One allocation of `count` slabs. Allocated and touched once, so resident memory never grows."""
+
+    def __init__(self, geometry: SlabGeometry, count: int) -> None:
+        self.geometry = geometry
+        try:
+            # Fresh pages stay unmapped until they are written: write them now.
+            self.storage = torch.empty((count, *geometry.shape), dtype=TORCH_DTYPES[geometry.dtype]).zero_()
+        except (RuntimeError, MemoryError) as error:
+            raise ConfigError(
+                f"the KV pool does not fit in memory: {count} slabs x {geometry.slab_bytes} bytes"
+            ) from error
+        self._free = list(range(count - 1, -1, -1))
+
+    @property
+    def free_count(self) -> int:
+        return len(self._free)
+
+    def allocate(self, sink: int | None = None) -> "KVSlab":
+        """Hand out a slab that pins its first `sink` tokens (default: the configured sink)."""
+        cache = self.geometry.cache
+        sink = cache.sink if sink is None else sink
+        if not 0 <= sink < cache.capacity:
+            raise InvalidArgument(
+                f"pinned prefix must be from 0 to {cache.capacity - 1} tokens "
+                f"(sink {cache.sink} + window {cache.window} - 1), got {sink}"
+            )
+        if not self._free:
+            raise ResourceExhausted(f"no free slab: all {self.storage.shape[0]} sessions are in use")
+        slab = KVSlab(self, self._free.pop(), sink)
+        # Nothing of the last session may be left, not even where no mask would let it through.
+        slab.storage.zero_()
+        return slab
+
+    def release(self, slab: "KVSlab") -> None:
+        """Take a slab back; its contents are dead from here on."""
+        assert slab.index not in self._free, "slab released twice"
+        self._free.append(slab.index)
+
+
+class KVSlab:
+    """One session's KV storage: a view into the pool and the bookkeeping of what it holds."""
+
+    def __init__(self, pool: SlabPool, index: int, sink: int) -> None:
+        self.pool = pool
+        self.index = index
+        self.sink = sink
+        self.written = 0
+        self.committed = 0
+        self._overwritten: tuple[npt.NDArray[np.int64], torch.Tensor] | None = None
+
+    @property
+    def geometry(self) -> SlabGeometry:
+        return self.pool.geometry
+
+    @property
+    def window(self) -> int:
+        """Pinning takes its slots from the window."""
+        return self.geometry.cache.capacity - self.sink
+
+    @property
+    def storage(self) -> torch.Tensor:
+        """[layers, 2, kv_heads, slots, head_dim], keys first."""
+        return self.pool.storage[self.index]
+
+    @property
+    def filled_slots(self) -> int:
+        """Slots whose tokens a next token could still attend to."""
+        return min(self.committed, self.geometry.cache.capacity)
+
+    @property
+    def live_bytes(self) -> int:
+        storage = self.storage
+        return self.filled_slots * (storage.nbytes // storage.shape[3])
+
+    def reserve(self, rows: int) -> int:
+        """Announce that `rows` tokens are about to be written; returns the first one's position.
+
+        Beyond what the spare slots protect, the slots that will be overwritten are saved first,
+        so that a rollback can put them back.
+        """
+        start, end = self.written, self.written + rows
+        cache = self.geometry.cache
+        if end - self.committed > cache.spare + 1 and end > cache.slots:
+            positions = np.arange(max(start, end - (cache.slots - self.sink)), end)
+            slots = self.geometry.slots_of(positions, self.sink)
+            self._overwritten = slots, self.storage[:, :, :, torch.from_numpy(slots)].clone()
+        self.written = end
+        return start
+
+    def commit(self, length: int) -> None:
+        """The first `length` tokens are history now (as far as they are written)."""
+        if length < self.committed:
+            raise InvariantViolation("INV-2", f"position would go back from {self.committed} to {length}")
+        if length > self.written:
+            raise InvariantViolation("INV-1", f"{length} tokens committed but only {self.written} written")
+        self.committed = length
+        self._overwritten = None
+
+    def rollback(self) -> None:
+        """Forget every token that is written but not committed."""
+        if self._overwritten is not None:
+            slots, saved = self._overwritten
+            self.storage[:, :, :, torch.from_numpy(slots)] = saved
+            self._overwritten = None
+        self.written = self.committed
+
+    def slot_positions(self) -> npt.NDArray[np.int64]:
+        """The committed position each slot holds, -1 where it holds none that a next token needs."""
+        held = np.full(self.geometry.cache.slots, -1, dtype=np.int64)
+        first = max(self.sink, self.committed - self.window + 1)
+        live = np.concatenate([np.arange(min(self.sink, self.committed)), np.arange(first, self.committed)])
+        held[self.geometry.slots_of(live, self.sink)] = live
+        return held
+
+    def copy_from(self, other: "KVSlab") -> None:
+        """Become a copy of another slab of the same pool and sink (its committed part)."""
+        self.storage.copy_(other.storage)
+        self.written = self.committed = other.committed

@@ -1,0 +1,100 @@
+"""The event queue between the engine and one request's reader.
+
+A token is history from the moment its reader takes it. Tokens that wait unread are still
+uncommitted: the engine never runs further ahead of a reader than the slab's spare slots
+allow, so a stalled reader costs nothing and a cancel keeps exactly the tokens that were taken.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from kakeya.types import DoneEvent, Event, FailedEvent, TokenEvent, TruncatedEvent
+
+
+class EventStream:
+    """Events of one generate: truncated?, token…, then exactly one done or failed.
+
+    Iterate from one thread. `cancel` may be called from any thread, any number of times.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._events: deque[Event] = deque()
+        self._unread = 0
+        self._taken = 0
+        self._reader_is_behind = False
+        self._terminated = False
+        self._ended = False
+        self.cancel_requested = False
+
+    # The engine's side.
+
+    def put(self, event: Event) -> None:
+        """Queue an event. Nothing may follow a terminal one."""
+        with self._changed:
+            assert not self._terminated, "event after the terminal one"
+            self._events.append(event)
+            self._unread += isinstance(event, TokenEvent)
+            self._terminated = isinstance(event, (DoneEvent, FailedEvent))
+            self._changed.notify()
+
+    def cut(self, terminal_event: Callable[[int], Event]) -> None:
+        """Drop what is unread and end with `terminal_event(tokens taken)`, unless the reader saw the end."""
+        with self._changed:
+            self._events = deque(event for event in self._events if isinstance(event, TruncatedEvent))
+            self._unread = 0
+            if not self._ended:
+                self._terminated = True
+                self._events.append(terminal_event(self._taken))
+            self._changed.notify()
+
+    def taken(self) -> int:
+        return self._taken
+
+    def unread_after_pause(self) -> int:
+        """How many tokens wait; asks for a wake-up call when the reader takes the next one."""
+        with self._changed:
+            self._reader_is_behind = self._unread > 0
+            return self._unread
+
+    @property
+    def unread(self) -> int:
+        return self._unread
+
+    # The reader's side.
+
+    def cancel(self) -> None:
+        """Ask the engine to stop; the stream then ends with a CANCELLED done event."""
+        self.cancel_requested = True
+        self._wake()
+
+    def next_event(self, timeout: float | None = None) -> Event:
+        """Wait for and take the next event, a failed one included.
+
+        Raises TimeoutError when none came in `timeout` seconds.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._events, timeout):
+                raise TimeoutError(f"no event within {timeout} s")
+            event = self._events.popleft()
+            if isinstance(event, TokenEvent):
+                self._taken += 1
+                self._unread -= 1
+            self._ended = isinstance(event, (DoneEvent, FailedEvent))
+            wake = self._reader_is_behind
+            self._reader_is_behind = False
+        if wake:
+            self._wake()
+        return event
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yield events up to and including the done one; a failure is raised as its error."""
+        while True:
+            event = self.next_event()
+            if isinstance(event, FailedEvent):
+                raise event.error
+            yield event
+            if isinstance(event, DoneEvent):
+                return

@@ -1,0 +1,54 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kakeya.config import EngineConfig
+from kakeya.engine.engine import Engine
+from kakeya.engine.proposer import Proposer
+from kakeya.models.decoder import Decoder
+from support import tiny
+from support.oracle import Oracle
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """Products this small only lose by being shared out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_llama(tmp_path_factory.mktemp("tiny-llama"))
+
+
+@pytest.fixture(scope="session")
+def oracle(tiny_llama: Path) -> Oracle:
+    return Oracle(tiny_llama)
+
+
+@pytest.fixture(scope="session")
+def decoder(tiny_llama: Path) -> Decoder:
+    """Float32 torch, fast numerics: shared by the tests that need nothing else."""
+    return tiny.load(tiny_llama, tiny.engine_config())
+
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture
+def make_engine(decoder: Decoder) -> Iterator[MakeEngine]:
+    """Engines over the shared tiny model, shut down at the end of the test."""
+    engines: list[Engine] = []
+
+    def make(config: EngineConfig | None = None, proposer: Proposer | None = None) -> Engine:
+        engines.append(tiny.make_engine(decoder, config or tiny.engine_config(), proposer))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.shutdown()

@@ -1,0 +1,137 @@
+"""What a step is filled with, on real sequences that nothing computes."""
+
+from collections import Counter
+
+from kakeya.config import EngineConfig
+from kakeya.engine.scheduler import Scheduler
+from kakeya.engine.sequence import Request, Sequence
+from kakeya.engine.slab import SlabGeometry, SlabPool
+from kakeya.engine.stream import EventStream
+from kakeya.types import DType, SamplingParams, TokenEvent
+from support import tiny
+
+
+class Room:
+    """A scheduler, and a make-believe device that has computed whatever was planned."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.scheduler = Scheduler(config)
+        self.pool = SlabPool(SlabGeometry(1, 1, 2, config.cache, DType.FLOAT32), config.capacity)
+        self.served: Counter[str] = Counter()
+
+    def start(self, owner: str, prompt: int, emitted: int = 0) -> Sequence:
+        sequence = Sequence(self.pool.allocate(), owner, (), None)
+        sequence.append([3] * prompt)
+        stream = EventStream(lambda: None)
+        sequence.request = Request(stream, 10**6, SamplingParams(), prompt, 0, emitted=emitted)
+        if emitted:
+            sequence.slab.written = prompt - 1
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self, drafts: dict[int, list[int]] | None = None) -> list[tuple[str, int]]:
+        segments = self.scheduler.plan(self.scheduler.ready(), drafts or {})
+        for segment in segments:
+            self.served[segment.sequence.owner] += segment.rows
+            segment.sequence.slab.written += segment.rows
+            if segment.logit_rows:
+                segment.sequence.tokens.append(3)
+                segment.sequence.request.emitted += 1
+        return [(segment.sequence.owner, segment.rows) for segment in segments]
+
+
+def config(**changes: object) -> EngineConfig:
+    return tiny.engine_config(capacity=64, prefill_block=8, max_batch_tokens=16, **changes)
+
+
+def test_owners_share_by_tokens_and_not_by_sessions() -> None:
+    room = Room(config())
+    for _ in range(6):
+        room.start("many", 800)
+    room.start("one", 800)
+    for _ in range(40):
+        room.step()
+    assert sum(room.served.values()) == 40 * 16
+    assert abs(room.served["many"] - room.served["one"]) <= 16
+
+
+def test_requests_of_one_owner_share_by_tokens() -> None:
+    room = Room(config())
+    sequences = [room.start("same", 400) for _ in range(4)]
+    for _ in range(20):
+        room.step()
+    written = [sequence.slab.written for sequence in sequences]
+    assert max(written) - min(written) <= 8
+
+
+def test_every_stream_moves_while_a_prompt_is_read() -> None:
+    room = Room(config())
+    for index in range(5):
+        room.start(f"talker {index}", 4, emitted=1)
+    room.start("reader", 800)
+    for _ in range(30):
+        assert len(room.step()) == 6
+
+
+def test_a_prompt_is_not_starved_by_many_streams() -> None:
+    room = Room(config())
+    for index in range(40):
+        room.start(f"talker {index}", 4, emitted=1)
+    reader = room.start("reader", 80)
+    for _ in range(250):
+        room.step()
+    assert reader.request.emitted > 0
+
+
+def test_a_newcomer_neither_waits_for_the_past_nor_makes_up_for_it() -> None:
+    room = Room(config())
+    room.start("old", 10_000)
+    for _ in range(100):
+        room.step()
+    room.start("new", 10_000)
+    before = dict(room.served)
+    for _ in range(20):
+        room.step()
+    assert abs((room.served["old"] - before["old"]) - room.served["new"]) <= 16
+
+
+def test_drafts_ride_along_and_count_against_the_budget() -> None:
+    room = Room(config())
+    first, second = room.start("a", 4, emitted=1), room.start("b", 4, emitted=1)
+    assert sorted(room.step({id(first): [5, 6, 7]})) == [("a", 4), ("b", 1)]
+    assert room.step({id(second): [5] * 15, id(first): []})[0] == ("b", 16)
+
+
+def test_the_draft_limit_counts_spare_slots_and_what_is_left_to_say() -> None:
+    room = Room(config())
+    sequence = room.start("a", 4, emitted=1)
+    assert room.scheduler.draft_limit(sequence, 99) == 4
+    sequence.request.stream.put(TokenEvent(3))
+    assert room.scheduler.draft_limit(sequence, 99) == 3
+    sequence.request.max_tokens = 2
+    assert room.scheduler.draft_limit(sequence, 99) == 0
+
+
+def test_a_reader_that_lags_is_passed_over_until_it_reads() -> None:
+    woken = []
+    room = Room(config())
+    sequence = room.start("a", 4, emitted=1)
+    stream = sequence.request.stream = EventStream(lambda: woken.append(True))
+    for _ in range(5):
+        stream.put(TokenEvent(3))
+    assert room.scheduler.ready() == []
+    stream.next_event()
+    assert woken == [True]
+    assert room.scheduler.ready() == [sequence]
+    sequence.request.finished = True
+    assert room.scheduler.ready() == []
+
+
+def test_an_owner_is_forgotten_with_its_last_request() -> None:
+    room = Room(config())
+    first, second = room.start("a", 4), room.start("a", 4)
+    room.scheduler.remove(first)
+    room.step()
+    room.scheduler.remove(second)
+    assert room.scheduler.active == []
+    assert room.scheduler._served == {}

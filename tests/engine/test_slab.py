@@ -1,0 +1,137 @@
+"""Slabs: where positions live, what a rollback brings back, what is counted."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from kakeya.config import CacheConfig
+from kakeya.engine.slab import KVSlab, SlabGeometry, SlabPool
+from kakeya.errors import ConfigError, InvalidArgument, InvariantViolation, ResourceExhausted
+from kakeya.types import DType
+
+
+def pool(sink: int = 2, window: int = 5, spare: int = 3, count: int = 2) -> SlabPool:
+    return SlabPool(SlabGeometry(3, 2, 4, CacheConfig(sink, window, spare), DType.FLOAT32), count)
+
+
+def write(slab: KVSlab, count: int) -> None:
+    """Store each position's own number in its slot, in every layer."""
+    start = slab.reserve(count)
+    for position in range(start, start + count):
+        slot = slab.geometry.slots_of(np.array([position]), slab.sink)[0]
+        slab.storage[:, :, :, slot] = float(position)
+
+
+def held(slab: KVSlab) -> list[float]:
+    return slab.storage[0, 0, 0, :, 0].tolist()
+
+
+@given(st.integers(0, 6), st.integers(1, 9), st.integers(0, 4), st.integers(1, 200))
+def test_a_slot_holds_the_newest_position_that_maps_to_it(
+    sink: int, window: int, spare: int, length: int
+) -> None:
+    geometry = SlabGeometry(1, 1, 2, CacheConfig(sink, window, spare), DType.FLOAT32)
+    slots = geometry.slots_of(np.arange(length), sink)
+    assert slots.max() < geometry.cache.slots
+    newest = {int(slot): position for position, slot in enumerate(slots)}
+    needed = [p for p in range(length) if p < sink or p > length - 1 - window - spare]
+    assert all(newest[int(slots[p])] == p for p in needed)
+
+
+def test_geometry_counts_real_bytes() -> None:
+    shared = pool(count=3)
+    geometry = shared.geometry
+    assert geometry.slab_bytes * 3 == shared.storage.nbytes
+    assert geometry.bytes_per_token == 3 * 2 * 4 * 4 * 2
+
+
+def test_live_bytes_follow_commits_to_a_plateau() -> None:
+    slab = pool().allocate()
+    assert slab.live_bytes == 0
+    write(slab, 4)
+    assert slab.live_bytes == 0
+    slab.commit(4)
+    assert slab.live_bytes == 4 * slab.geometry.bytes_per_token
+    for length in range(5, 40):
+        write(slab, 1)
+        slab.commit(length)
+    assert slab.live_bytes == 7 * slab.geometry.bytes_per_token
+
+
+@given(st.integers(0, 40), st.integers(1, 30))
+def test_a_rollback_brings_back_everything_a_next_token_needs(committed: int, block: int) -> None:
+    slab = pool().allocate()
+    for length in range(committed):
+        write(slab, 1)
+        slab.commit(length + 1)
+    before = slab.slot_positions()
+    write(slab, block)
+    slab.rollback()
+    assert slab.written == slab.committed == committed
+    for slot, position in enumerate(before):
+        assert position < 0 or held(slab)[slot] == position
+
+
+def test_positions_are_reported_by_slot() -> None:
+    slab = pool().allocate()
+    for length in range(1, 14):
+        write(slab, 1)
+        slab.commit(length)
+    positions = slab.slot_positions()
+    assert sorted(p for p in positions if p >= 0) == [0, 1, 9, 10, 11, 12]
+    assert all(p < 0 or held(slab)[slot] == p for slot, p in enumerate(positions))
+
+
+def test_commits_never_go_back_nor_beyond_what_is_written() -> None:
+    slab = pool().allocate()
+    write(slab, 5)
+    slab.commit(4)
+    with pytest.raises(
+        InvariantViolation, match="INV-2 violated: position would go back from 4 to 3"
+    ) as back:
+        slab.commit(3)
+    assert back.value.invariant == "INV-2"
+    with pytest.raises(InvariantViolation, match="INV-1"):
+        slab.commit(6)
+
+
+def test_pinning_takes_slots_from_the_window() -> None:
+    shared = pool()
+    slab = shared.allocate(5)
+    assert (slab.sink, slab.window) == (5, 2)
+    for bad in (-1, 7, 100):
+        with pytest.raises(InvalidArgument, match="from 0 to 6"):
+            shared.allocate(bad)
+    assert shared.free_count == 1
+
+
+def test_slabs_are_handed_out_clean_and_once() -> None:
+    shared = pool()
+    first, second = shared.allocate(), shared.allocate()
+    assert first.index != second.index
+    with pytest.raises(ResourceExhausted):
+        shared.allocate()
+    first.storage.fill_(float("nan"))
+    shared.release(first)
+    with pytest.raises(AssertionError, match="twice"):
+        shared.release(first)
+    assert shared.allocate().storage.abs().sum() == 0
+
+
+def test_a_copy_is_the_committed_part() -> None:
+    shared = pool()
+    first, second = shared.allocate(), shared.allocate()
+    write(first, 6)
+    first.commit(5)
+    second.copy_from(first)
+    assert (second.written, second.committed) == (5, 5)
+    assert torch.equal(first.storage, second.storage)
+    first.storage.zero_()
+    assert second.storage.abs().sum() > 0
+
+
+def test_a_pool_that_cannot_be_had_shows_the_arithmetic() -> None:
+    geometry = SlabGeometry(1000, 1000, 1000, CacheConfig(4, 2**20, 16), DType.FLOAT32)
+    with pytest.raises(ConfigError, match=rf"4 slabs x {geometry.slab_bytes} bytes"):
+        SlabPool(geometry, 4)

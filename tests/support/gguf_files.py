@@ -1,0 +1,124 @@
+"""Tiny GGUF files, written by the `gguf` package in the way its converter lays tensors out."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Kind
+
+Array = npt.NDArray[np.float32]
+
+
+def write_model(path: Path, model: transformers.PreTrainedModel, **metadata: object) -> Path:
+    """A `transformers` model as a float32 GGUF file."""
+    config = model.config
+    architecture = config.model_type.removesuffix("_text")
+    writer = gguf.GGUFWriter(path, architecture)
+    add_geometry(writer, config)
+    add_metadata(writer, metadata)
+    names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], config.num_hidden_layers)
+    for name, parameter in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(stored, _laid_out(name, parameter.numpy(), architecture, config))
+    return finish(writer, path)
+
+
+def add_geometry(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rope["rope_theta"])
+
+
+def add_metadata(writer: gguf.GGUFWriter, metadata: dict[str, object]) -> None:
+    """Keys are spelled with two underscores for a dot, after the architecture's own prefix."""
+    for key, value in metadata.items():
+        name = f"{writer.arch}.{key.replace('__', '.')}"
+        if isinstance(value, str):
+            writer.add_string(name, value)
+        elif isinstance(value, list):
+            writer.add_array(name, value)
+        elif isinstance(value, int):
+            writer.add_uint32(name, value)
+        else:
+            writer.add_float32(name, value)
+
+
+def finish(writer: gguf.GGUFWriter, path: Path) -> Path:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_tensor(path: Path, data: npt.NDArray[np.uint8], kind: Kind, columns: int) -> Path:
+    """A Qwen-shaped file whose embedding table is `data` [rows, row_bytes] of `kind`: no row is reordered."""
+    writer = gguf.GGUFWriter(path, "qwen2")
+    config = transformers.Qwen2Config(
+        hidden_size=columns, num_attention_heads=1, num_key_value_heads=1, num_hidden_layers=1
+    )
+    add_geometry(writer, config)
+    writer.add_tensor("token_embd.weight", data, raw_dtype=kind)
+    return finish(writer, path)
+
+
+def interleaved(rows: Array, heads: int) -> Array:
+    """Rows of each head in pair order, as GGUF's `llama` architecture wants them."""
+    by_half = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+    return by_half.swapaxes(1, 2).reshape(rows.shape)
+
+
+ARCHITECTURES = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+
+
+def _laid_out(name: str, array: Array, architecture: str, config: transformers.PreTrainedConfig) -> Array:
+    if architecture == "llama" and ".q_proj." in name:
+        return interleaved(array, config.num_attention_heads)
+    if architecture == "llama" and ".k_proj." in name:
+        return interleaved(array, config.num_key_value_heads)
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        return array + 1
+    return array
+
+
+def random_blocks(kind: Kind, rows: int, columns: int, seed: int = 0) -> npt.NDArray[np.uint8]:
+    """Random bytes of `kind`, with float16 scales that are ordinary numbers. uint8 [rows, row_bytes]."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(seed)
+    blocks = random.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+    for offset in SCALE_OFFSETS[kind]:
+        scales = random.normal(0, 0.05, (rows, columns // block, 1)).astype(np.float16)
+        blocks[..., offset : offset + 2] = scales.view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+SCALE_OFFSETS = {
+    Kind.Q4_0: [0],
+    Kind.Q4_1: [0, 2],
+    Kind.Q5_0: [0],
+    Kind.Q5_1: [0, 2],
+    Kind.Q8_0: [0],
+    Kind.Q4_K: [0, 2],
+    Kind.Q5_K: [0, 2],
+    Kind.Q6_K: [208],
+}
+
+
+def float_bytes(kind: Kind, rows: int, columns: int) -> npt.NDArray[np.uint8]:
+    values = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+    dtype = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}[kind]
+    return values.to(dtype).view(torch.uint8).numpy()

@@ -1,0 +1,71 @@
+"""Settings: a bad value is named, with what would be right."""
+
+import math
+
+import pytest
+
+from kakeya.config import CacheConfig, EngineConfig
+from kakeya.errors import ConfigError, InvalidArgument
+from kakeya.types import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"window": 0}, "window must be a whole number from 1"),
+        ({"window": -5}, "window"),
+        ({"window": 2**40}, "window"),
+        ({"window": 1.5}, "window"),
+        ({"window": True}, "window"),
+        ({"sink": -1}, "sink must be a whole number from 0"),
+        ({"spare": -1}, "spare"),
+    ],
+)
+def test_the_cache_names_what_is_wrong(change: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CacheConfig(**change)
+
+
+@pytest.mark.parametrize("name", ["capacity", "threads", "prefill_block", "max_batch_tokens", "max_waiting"])
+@pytest.mark.parametrize("value", [0, -1, 2**40, "4"])
+def test_the_engine_names_what_is_wrong(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be a whole number"):
+        EngineConfig(**{name: value})
+
+
+def test_a_budget_must_hold_a_block() -> None:
+    with pytest.raises(ConfigError, match="max_batch_tokens must be at least prefill_block, 128, got 64"):
+        EngineConfig(max_batch_tokens=64)
+
+
+def test_slots_are_sink_window_and_spare() -> None:
+    cache = CacheConfig(sink=4, window=100, spare=7)
+    assert (cache.capacity, cache.slots) == (104, 111)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature", [-1, math.nan, math.inf, 101, "hot", None, True]),
+        ("top_k", [-1, 2**40]),
+        ("top_p", [0, -0.1, 1.1, math.nan]),
+        ("min_p", [-0.1, 1.1, math.nan]),
+        ("repetition_penalty", [0, -1, math.nan, math.inf]),
+        ("presence_penalty", [math.nan, 1000]),
+        ("frequency_penalty", [math.nan, -1000]),
+        ("seed", [-1, 2**64]),
+        ("top_logprobs", [-1, 21]),
+        ("logit_bias", [{5: math.nan}, {5: 1e9}]),
+    ],
+)
+def test_sampling_names_what_is_wrong(name: str, values: list[object]) -> None:
+    for value in values:
+        with pytest.raises(InvalidArgument, match=name):
+            SamplingParams(**{name: value})
+
+
+def test_sampling_defaults_are_greedy() -> None:
+    params = SamplingParams()
+    assert params.is_greedy
+    assert not params.has_penalties
+    assert SamplingParams(frequency_penalty=0.1).has_penalties
