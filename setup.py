@@ -1,0 +1,24 @@
+"""Builds the native kernels with the package. Everything else about the package is in pyproject.toml.
+
+The extension is optional: where no compiler works, the package installs without it and runs on torch.
+"""
+
+from glob import glob
+
+from pybind11.setup_helpers import Pybind11Extension
+from setuptools import setup
+
+SOURCES = "src/kakeya/kernels/src"
+
+native = Pybind11Extension(
+    "kakeya.kernels._native",
+    sorted(glob(f"{SOURCES}/*.cpp")),
+    depends=sorted(glob(f"{SOURCES}/*.h")),
+    cxx_std=17,
+    # No -march: the kernels choose their instructions at run time. No contraction: a row's bits must not
+    # depend on which multiplications and additions a compiler happens to fuse.
+    extra_compile_args=["-O3", "-ffp-contract=off", "-fno-math-errno", "-Wno-maybe-uninitialized"],
+    optional=True,
+)
+
+setup(ext_modules=[native])
