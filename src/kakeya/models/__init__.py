@@ -1,0 +1,1 @@
+"""What a checkpoint is: catalogue and download, readers, and the decoder network."""
