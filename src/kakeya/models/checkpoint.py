@@ -1,0 +1,72 @@
+"""The door to a model's files: one protocol, whatever the format behind it."""
+
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from kakeya.errors import ModelNotFound
+from kakeya.models.config import ModelConfig
+from kakeya.models.gguf_checkpoint import GgufCheckpoint
+from kakeya.models.gguf_file import MAGIC
+from kakeya.models.quantized import QuantizedTensor
+from kakeya.models.safetensors_dir import SafetensorsDirectory
+from kakeya.types import TokenizerFiles
+
+
+class Checkpoint(Protocol):
+    """A model's configuration, tokenizer and weights. Opening reads headers only."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A stable id of the configuration and the weights, the same for every copy of the same files."""
+
+    def tensor(self, name: str) -> Tensor | QuantizedTensor:
+        """The tensor of that Hugging Face name, for instance "model.layers.0.self_attn.q_proj.weight".
+
+        It may be a view of the file: do not write to it. Raises CorruptCheckpoint when it is missing or
+        unreadable, UnsupportedModel when its element type is not supported.
+        """
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        """The tokenizer that came with the weights. Raises UnsupportedModel, CorruptCheckpoint."""
+
+
+def open_checkpoint(path: Path | str) -> Checkpoint:
+    """The checkpoint at `path`: a GGUF file, a directory with one, or a directory with config.json.
+
+    Raises ModelNotFound, CorruptCheckpoint or UnsupportedModel, saying what was found and what was expected.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            return _open_directory(path)
+        with path.open("rb") as file:
+            magic = file.read(len(MAGIC))
+    except OSError as error:
+        raise ModelNotFound(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # a null byte in the path
+        raise ModelNotFound(f"{str(path)!r} is not a path: {error}") from error
+    if magic == MAGIC or path.suffix == ".gguf":
+        return GgufCheckpoint(path)
+    raise ModelNotFound(
+        f"{path} is not a GGUF file; give a .gguf file or a directory with config.json and safetensors"
+    )
+
+
+def _open_directory(directory: Path) -> Checkpoint:
+    if (directory / "config.json").is_file():
+        return SafetensorsDirectory(directory)
+    found = sorted(directory.glob("*.gguf"))
+    if len(found) == 1:
+        return GgufCheckpoint(found[0])
+    if found:
+        names = ", ".join(file.name for file in found)
+        raise ModelNotFound(f"{directory} holds several models, name one of them: {names}")
+    raise ModelNotFound(f"{directory} holds neither a config.json nor a .gguf file")

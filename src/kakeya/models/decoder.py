@@ -1,0 +1,118 @@
+"""The decoder network, every family by configuration. It does not know the cache: it is handed `attend`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+
+from kakeya.models.config import ModelConfig
+from kakeya.models.linear import Linear
+from kakeya.models.row_ops import RowOps, softcap
+
+# attend(layer, q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]) -> [rows, heads * head_dim].
+# q and k are not rotated yet; all three may be views with a row stride.
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+# tap(layer, hidden): shown each layer's output, float32 [rows, hidden].
+Tap = Callable[[int, Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's weights. Norm weights are float32 and have the family's offset added."""
+
+    input_norm: Tensor
+    qkv: Linear
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: Linear
+    post_attention_norm: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    post_mlp_norm: Tensor | None
+
+
+class Decoder:
+    """Token ids to hidden states to logits. Rows are tokens of any sessions; only `attend` relates them.
+
+    Call under torch.inference_mode.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: RowOps,
+        embedding: Tensor,
+        layers: Sequence[Layer],
+        final_norm: Tensor,
+        head: Linear,
+        num_parameters: int,
+    ) -> None:
+        self.config = config
+        self.num_parameters = num_parameters
+        self._ops = ops
+        self._embedding = embedding
+        self._layers = tuple(layers)
+        self._final_norm = final_norm
+        self._head = head
+        self._head_counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+
+    def forward(self, token_ids: Tensor, attend: Attend, tap: Tap | None = None) -> Tensor:
+        """The hidden state of each row after the final norm, float32 [rows, hidden]."""
+        hidden = self._embed(token_ids)
+        for index, layer in enumerate(self._layers):
+            hidden = self._attention_block(index, layer, hidden, attend)
+            hidden = self._mlp_block(layer, hidden)
+            if tap is not None:
+                tap(index, hidden)
+        return self._ops.rms_norm(hidden, self._final_norm, self.config.norm_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [n, vocab] for final hidden states [n, hidden]."""
+        logits = self._head(hidden)
+        cap = self.config.logit_softcap
+        return logits if cap is None else softcap(logits, cap)
+
+    def describe_weights(self) -> str:
+        """How the matrices are held, such as "int4 (layers), int8 (head)"."""
+        formats = dict.fromkeys(
+            matrix.format
+            for layer in self._layers
+            for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        )
+        return f"{' and '.join(formats)} (layers), {self._head.format} (head)"
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        hidden = functional.embedding(token_ids, self._embedding).float()
+        scale = self.config.embed_scale
+        return hidden if scale == 1.0 else hidden.mul_(scale)
+
+    def _attention_block(self, index: int, layer: Layer, hidden: Tensor, attend: Attend) -> Tensor:
+        eps = self.config.norm_eps
+        qkv = layer.qkv(self._ops.rms_norm(hidden, layer.input_norm, eps))
+        q, k, v = self._split_heads(qkv)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            q, k = self._head_norm(q, layer.query_norm), self._head_norm(k, layer.key_norm)
+        attended = attend(index, q, k, v)
+        if layer.post_attention_norm is None:
+            return layer.output(attended, hidden)
+        return self._ops.rms_norm(layer.output(attended), layer.post_attention_norm, eps).add_(hidden)
+
+    def _mlp_block(self, layer: Layer, hidden: Tensor) -> Tensor:
+        eps = self.config.norm_eps
+        gate_up = layer.gate_up(self._ops.rms_norm(hidden, layer.mlp_norm, eps))
+        gated = self._ops.gated(gate_up, self.config.activation)
+        if layer.post_mlp_norm is None:
+            return layer.down(gated, hidden)
+        return self._ops.rms_norm(layer.down(gated), layer.post_mlp_norm, eps).add_(hidden)
+
+    def _split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Views of the fused result [rows, (heads + 2 kv_heads) * head_dim]."""
+        by_head = qkv.view(qkv.shape[0], sum(self._head_counts), self.config.head_dim)
+        q, k, v = by_head.split_with_sizes(self._head_counts, 1)  # half the time of three slices
+        return q, k, v
+
+    def _head_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Each head of each row normed on its own."""
+        return self._ops.rms_norm(x.reshape(-1, x.shape[-1]), weight, self.config.norm_eps).view(x.shape)

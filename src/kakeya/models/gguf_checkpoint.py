@@ -1,0 +1,121 @@
+"""A GGUF file as a Checkpoint: its names, row order and tokenizer turned into the common ones."""
+
+import re
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+from kakeya.errors import CorruptCheckpoint, UnsupportedModel
+from kakeya.models import gguf_blocks
+from kakeya.models.config import ModelConfig
+from kakeya.models.fingerprint import fingerprint
+from kakeya.models.gguf_config import config_from_gguf
+from kakeya.models.gguf_file import GgufFile
+from kakeya.models.quantized import QuantizedTensor
+from kakeya.types import TokenizerFiles
+
+_EMBEDDING = "token_embd"
+_ROPE_DIVISORS = "rope_freqs.weight"
+_OUTER_NAMES = {"model.embed_tokens": _EMBEDDING, "model.norm": "output_norm", "lm_head": "output"}
+_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+# Gemma has a norm on both sides of each block, so the same words mean other places.
+_GEMMA_LAYER_NAMES = _LAYER_NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+
+
+class GgufCheckpoint:
+    """Implements checkpoint.Checkpoint for one GGUF file. Raises what GgufFile and config_from_gguf raise."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = GgufFile(path)
+        if self._file.metadata.get("split.count", 1) not in (0, 1):
+            raise UnsupportedModel(
+                f"{path}: GGUF files split into several are not supported; merge them first"
+            )
+        self.config: ModelConfig = self._config()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        tensors = self._file.tensors.values()
+        return fingerprint(
+            self.config,
+            (
+                (item.name, f"{item.kind.name} {item.shape}", self._file.raw(item.name).flatten())
+                for item in tensors
+            ),
+        )
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        # Only text front ends pay for the tokenizer library.
+        from kakeya.models import gguf_tokenizer
+
+        return gguf_tokenizer.tokenizer_files(self._file.metadata)
+
+    def tensor(self, name: str) -> Tensor | QuantizedTensor:
+        stored = self._stored_name(name)
+        if stored not in self._file.tensors:
+            raise CorruptCheckpoint(f"{self.path}: tensor {stored} ({name}) is missing")
+        raw = self._file.raw(stored)
+        entry = self._file.tensors[stored]
+        heads = self._interleaved_heads(name)
+        if heads is None:
+            return gguf_blocks.decode(entry, raw)
+        if entry.shape[0] % (2 * heads):
+            raise CorruptCheckpoint(
+                f"{self.path}: {stored} has {entry.shape[0]} rows, which {heads} heads cannot share"
+            )
+        # A bias is stored as one row: make its elements rows, so that they can be reordered like a matrix's.
+        by_output = raw.view(entry.shape[0], -1)
+        return gguf_blocks.decode(entry, _half_split(by_output, heads).view(raw.shape))
+
+    def _config(self) -> ModelConfig:
+        tensors = self._file.tensors
+        if f"{_EMBEDDING}.weight" not in tensors:
+            raise CorruptCheckpoint(f"{self.path}: tensor {_EMBEDDING}.weight is missing")
+        divisors = None
+        if _ROPE_DIVISORS in tensors:
+            stored = gguf_blocks.decode(tensors[_ROPE_DIVISORS], self._file.raw(_ROPE_DIVISORS))
+            assert isinstance(stored, Tensor)
+            divisors = stored.float().flatten().tolist()
+        vocab_size = tensors[f"{_EMBEDDING}.weight"].shape[0]
+        return config_from_gguf(self._file.metadata, vocab_size, tensors.keys(), divisors)
+
+    def _stored_name(self, name: str) -> str:
+        stem, _, suffix = name.rpartition(".")
+        layer = _LAYER.fullmatch(stem)
+        if layer is None:
+            return f"{_OUTER_NAMES[stem]}.{suffix}"
+        names = _GEMMA_LAYER_NAMES if self.config.post_norms else _LAYER_NAMES
+        return f"blk.{layer[1]}.{names[layer[2]]}.{suffix}"
+
+    def _interleaved_heads(self, name: str) -> int | None:
+        """How many heads the tensor's rows make up, if they are stored for interleaved rotary pairs."""
+        if self.config.family != "llama":
+            return None
+        if ".q_proj." in name:
+            return self.config.num_heads
+        return self.config.num_kv_heads if ".k_proj." in name else None
+
+
+def _half_split(rows: Tensor, heads: int) -> Tensor:
+    """Rows of each head from pair order (0, half, 1, half + 1, …) to (0, 1, …, half, half + 1, …)."""
+    paired = rows.view(heads, rows.shape[0] // heads // 2, 2, -1)
+    return paired.transpose(1, 2).reshape(rows.shape)

@@ -1,0 +1,76 @@
+"""Integer weights with a scale and a minimum for every group of 32 columns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+GROUP = 32
+Bits = Literal[4, 8]
+# Rows are expanded a slice at a time, so that the float32 temporaries stay in the cache.
+_SLICE_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """A matrix w = q * scale + minimum, `scale` and `minimum` shared by 32 neighbouring columns."""
+
+    bits: Bits
+    q: Tensor  # uint8 [N, K], values below 2**bits
+    scale: Tensor  # float16 [N, K / 32]
+    minimum: Tensor  # float16 [N, K / 32]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.q.shape
+        return rows, columns
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The matrix in `dtype`: computed in float32, rounded once."""
+        rows, columns = self.shape
+        out = torch.empty(rows, columns, dtype=dtype)
+        step = max(1, _SLICE_ELEMENTS // columns)
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            groups = self.q[part].view(-1, columns // GROUP, GROUP).float()
+            groups.mul_(self.scale[part].float().unsqueeze(-1)).add_(self.minimum[part].float().unsqueeze(-1))
+            out[part] = groups.view(-1, columns)
+        return out
+
+    def widened(self, bits: Bits) -> "QuantizedTensor":
+        """The same numbers, filed under a wider format."""
+        assert bits >= self.bits
+        return QuantizedTensor(bits, self.q, self.scale, self.minimum)
+
+
+def quantize(tensor: Tensor, bits: Bits) -> QuantizedTensor:
+    """`tensor` [N, K] with every group of 32 columns spread evenly over 2**bits levels; K % 32 must be 0."""
+    rows, columns = tensor.shape
+    assert columns % GROUP == 0
+    q = torch.empty(rows, columns, dtype=torch.uint8)
+    scale = torch.empty(rows, columns // GROUP, dtype=torch.float16)
+    minimum = torch.empty_like(scale)
+    step = max(1, _SLICE_ELEMENTS // columns)
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        groups = tensor[part].float().view(-1, columns // GROUP, GROUP)
+        low, high = groups.aminmax(dim=-1)
+        minimum[part] = low
+        scale[part] = (high - low) / (2**bits - 1)
+        # Levels are counted from the rounded minimum in rounded steps: those are the ones that will be used.
+        rounded = scale[part].float().unsqueeze(-1)
+        steps = (groups - minimum[part].float().unsqueeze(-1)) / rounded.masked_fill(rounded == 0, 1.0)
+        q[part] = steps.round_().clamp_(0, 2**bits - 1).view(-1, columns).to(torch.uint8)
+    return QuantizedTensor(bits, q, scale, minimum)
+
+
+def concatenate(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
+    """Matrices with the same columns stacked into one, in the widest format among them."""
+    return QuantizedTensor(
+        max(part.bits for part in parts),
+        torch.cat([part.q for part in parts]),
+        torch.cat([part.scale for part in parts]),
+        torch.cat([part.minimum for part in parts]),
+    )

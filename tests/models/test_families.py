@@ -1,0 +1,158 @@
+"""Every family agrees with `transformers`, through real files."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from kakeya.models.checkpoint import open_checkpoint
+from kakeya.models.decoder import Decoder
+from kakeya.models.loader import load_decoder
+from kakeya.types import DType, Numerics, WeightFormat
+from support.families import SHAPE, VOCAB, decoder_logits, expected_logits, save_random
+
+# Longer than every local window and every original context below.
+TOKENS = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+
+CASES: dict[str, transformers.PreTrainedConfig] = {
+    "llama": transformers.LlamaConfig(**SHAPE),
+    "llama tied, wide heads": transformers.LlamaConfig(**SHAPE, tie_word_embeddings=True, head_dim=16),
+    "llama biases": transformers.LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
+    "llama rope linear": transformers.LlamaConfig(**SHAPE, rope_parameters=LINEAR),
+    "llama rope llama3": transformers.LlamaConfig(**SHAPE, head_dim=32, rope_parameters=LLAMA3),
+    "llama rope yarn": transformers.LlamaConfig(**SHAPE, head_dim=32, rope_parameters=YARN),
+    "llama rope yarn tuned": transformers.LlamaConfig(
+        **SHAPE,
+        head_dim=32,
+        rope_parameters=YARN | {"mscale": 0.7, "mscale_all_dim": 0.4, "truncate": False, "beta_fast": 8.0},
+    ),
+    "mistral local": transformers.MistralConfig(**SHAPE, sliding_window=6),
+    "mistral global": transformers.MistralConfig(**SHAPE, sliding_window=None),
+    "qwen2": transformers.Qwen2Config(**SHAPE),
+    "qwen2 some local": transformers.Qwen2Config(
+        **SHAPE, use_sliding_window=True, sliding_window=6, max_window_layers=1
+    ),
+    "qwen3": transformers.Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),
+    "qwen3 biases": transformers.Qwen3Config(**SHAPE, head_dim=8, attention_bias=True),
+    "gemma2": transformers.Gemma2Config(
+        **SHAPE,
+        head_dim=8,
+        sliding_window=6,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=3.0,
+        final_logit_softcapping=5.0,
+    ),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SHAPE, head_dim=8, sliding_window=6, query_pre_attn_scalar=24, layer_types=[LOCAL, GLOBAL, LOCAL]
+    ),
+    "gemma3 scaled": transformers.Gemma3TextConfig(
+        **SHAPE,
+        head_dim=8,
+        sliding_window=6,
+        layer_types=[LOCAL, GLOBAL, LOCAL],
+        rope_parameters={LOCAL: {"rope_type": "default", "rope_theta": 50.0}, GLOBAL: LINEAR},
+    ),
+    "gemma3 nested": transformers.Gemma3Config(
+        text_config=transformers.Gemma3TextConfig(
+            **SHAPE, head_dim=8, sliding_window=6, layer_types=[GLOBAL, LOCAL, LOCAL]
+        ).to_dict(),
+        vision_config={
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "image_size": 16,
+            "patch_size": 8,
+        },
+        mm_tokens_per_image=1,
+        image_token_index=VOCAB - 1,
+    ),
+}
+
+
+def load_float32(directory: Path) -> Decoder:
+    return load_decoder(
+        open_checkpoint(directory),
+        dtype=DType.FLOAT32,
+        weights=WeightFormat.NATIVE,
+        numerics=Numerics.FAST,
+        kernels=None,
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_agree_with_transformers(case: str, tmp_path: Path) -> None:
+    model = save_random(CASES[case], tmp_path)
+    expected = expected_logits(model, TOKENS)
+    found = decoder_logits(load_float32(tmp_path), TOKENS)
+    assert expected.std() > 0.3  # logits that say something
+    assert (found - expected).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize(
+    "case", ["llama rope llama3", "llama rope yarn", "gemma3 scaled", "qwen2 some local"]
+)
+def test_older_spelling_of_the_same_config(case: str, tmp_path: Path) -> None:
+    """rope_theta, rope_scaling and rope_local_base_freq, from before there were `rope_parameters`."""
+    save_random(CASES[case], tmp_path)
+    today = open_checkpoint(tmp_path).config
+    raw = json.loads((tmp_path / "config.json").read_text())
+    parameters = raw.pop("rope_parameters")
+    if GLOBAL in parameters:
+        raw["rope_local_base_freq"] = parameters[LOCAL]["rope_theta"]
+        parameters = parameters[GLOBAL]
+    raw["rope_theta"] = parameters.pop("rope_theta")
+    raw["rope_scaling"] = {"type": parameters.pop("rope_type"), **parameters}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert open_checkpoint(tmp_path).config == today
+
+
+def test_sharded_files_are_one_model(tmp_path: Path) -> None:
+    model = save_random(CASES["llama"], tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    found = decoder_logits(load_float32(tmp_path), TOKENS)
+    assert (found - expected_logits(model, TOKENS)).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_both_prefixes_of_nested_text_models(prefix: str, tmp_path: Path) -> None:
+    model = save_random(CASES["gemma3 nested"], tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    text = {
+        name.split("language_model.")[1].removeprefix("model."): name
+        for name in stored
+        if "language_model" in name
+    }
+    others = {name: tensor for name, tensor in stored.items() if "language_model" not in name}
+    renamed = {prefix + bare: stored[name] for bare, name in text.items()}
+    save_file(renamed | others, tmp_path / "model.safetensors")
+    found = decoder_logits(load_float32(tmp_path), TOKENS)
+    assert (found - expected_logits(model, TOKENS)).abs().max() <= 1e-4
+
+
+def test_untied_head_of_a_nested_text_model(tmp_path: Path) -> None:
+    save_random(CASES["gemma3 nested"], tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["tie_word_embeddings"] = raw["text_config"]["tie_word_embeddings"] = False
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    stored = load_file(tmp_path / "model.safetensors")
+    head = torch.randn(VOCAB, SHAPE["hidden_size"])
+    save_file(stored | {"language_model.lm_head.weight": head}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    assert len(checkpoint.fingerprint) == 64
+    assert not checkpoint.config.tied_head
+    assert torch.equal(checkpoint.tensor("lm_head.weight"), head)

@@ -1,0 +1,191 @@
+"""Matrix products: right numbers in every format, and in exact numerics a row's bits are its own."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor
+
+from kakeya import kernels as native
+from kakeya.kernels import Kernels
+from kakeya.models.linear import (
+    EXACT_TILE,
+    FEW_ROWS,
+    DenseLinear,
+    FewRowsInt4Linear,
+    Linear,
+    PackedLinear,
+    TiledLinear,
+    dense_linear,
+    quantized_linear,
+)
+from kakeya.models.quantized import quantize
+from kakeya.models.row_ops import TorchRowOps, softcap
+from kakeya.types import KernelChoice
+
+FLOATS = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    loaded = native.load(KernelChoice.NATIVE)
+    assert loaded is not None
+    return loaded
+
+
+def weight_of(rows: int, columns: int) -> Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)) * columns**-0.5
+
+
+def check_product(linear: Linear, weight: Tensor, tolerance: float) -> None:
+    """`linear` against float64, with and without bias and residual, for few and many rows."""
+    for rows in (1, 3, 16, 17, 40):
+        x, residual = torch.randn(rows, weight.shape[1]), torch.randn(rows, weight.shape[0])
+        kept = residual.clone()
+        expected = x.double() @ weight.double().T + 0.5
+        found = linear(x)
+        assert found.dtype == torch.float32
+        assert (found - expected).abs().max() <= tolerance
+        assert (linear(x, residual) - residual - expected).abs().max() <= tolerance
+        assert torch.equal(residual, kept)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+def test_dense_products(exact: bool, dtype: torch.dtype, tolerance: float) -> None:
+    weight = weight_of(48, 100)
+    linear = dense_linear(weight.to(dtype), torch.full((48,), 0.5), exact=exact, origin="bf16")
+    assert isinstance(linear, TiledLinear if exact else DenseLinear)
+    check_product(linear, weight, tolerance)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+def test_integer_products_in_torch(bits: int, exact: bool, dtype: torch.dtype, tolerance: float) -> None:
+    weight = quantize(weight_of(48, 96), bits)
+    linear = quantized_linear(weight, torch.full((48,), 0.5), dtype=dtype, exact=exact, kernels=None)
+    check_product(linear, weight.dequantize(), tolerance)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_integer_products_in_native_kernels(bits: int, kernels: Kernels) -> None:
+    weight = quantize(weight_of(48, 96), bits)
+    linear = quantized_linear(
+        weight, torch.full((48,), 0.5), dtype=torch.bfloat16, exact=True, kernels=kernels
+    )
+    assert isinstance(linear, PackedLinear)
+    check_product(linear, weight.dequantize(), 0.06)  # activations are rounded to 8 bits
+
+
+def test_formats_are_named() -> None:
+    int4, int8 = quantize(weight_of(48, 96), 4), quantize(weight_of(48, 96), 8)
+    odd = quantize(weight_of(50, 96), 4)  # torch packs 4 bits 16 rows at a time
+
+    def name(weight, dtype, exact=False) -> str:  # noqa: ANN001
+        return quantized_linear(weight, None, dtype=dtype, exact=exact, kernels=None).format
+
+    assert name(int4, torch.bfloat16) == "int4, bf16 for many rows"
+    assert name(int4, torch.bfloat16, exact=True) == "int4 held as bf16"
+    assert name(odd, torch.bfloat16) == "int4 held as bf16"
+    assert name(int4, torch.float32) == "int4 held as float32"
+    assert name(int8, torch.bfloat16) == "int8 held as bf16"
+    assert dense_linear(weight_of(4, 4), None, exact=False, origin="float32").format == "float32"
+    assert dense_linear(weight_of(4, 4), None, exact=False, origin="bf16").format == "bf16 held as float32"
+
+
+def test_few_rows_take_the_four_bit_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = FewRowsInt4Linear(quantize(weight_of(48, 96), 4), None, "int4")
+    monkeypatch.setattr(linear, "_dense", None)
+    linear(torch.randn(FEW_ROWS, 96))
+    with pytest.raises(TypeError):
+        linear(torch.randn(FEW_ROWS + 1, 96))
+
+
+def check_rows_are_their_own(linear: Linear, columns: int, seed: int, rows: int) -> None:
+    """Each of `rows` random rows, at its random place among the others, has the bits it has alone."""
+    pool = torch.randn(12, columns, generator=torch.Generator().manual_seed(seed)) * 3
+    alone = [linear(pool[index : index + 1])[0].clone() for index in range(len(pool))]
+    chosen = random.Random(seed).choices(range(len(pool)), k=rows)
+    together = linear(pool[chosen])
+    for place, index in enumerate(chosen):
+        assert torch.equal(together[place], alone[index]), (place, rows)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@settings(max_examples=30)
+@given(
+    shape=st.sampled_from([(48, 32), (96, 576), (71, 48), (100, 33), (576, 96)]),
+    rows=st.integers(1, 70),
+    seed=st.integers(0, 2**31),
+)
+@torch.inference_mode()
+def test_exact_rows_do_not_depend_on_each_other(
+    dtype: torch.dtype, shape: tuple[int, int], rows: int, seed: int
+) -> None:
+    linear = dense_linear(weight_of(*shape).to(dtype), None, exact=True, origin="float32")
+    check_rows_are_their_own(linear, shape[1], seed, rows)
+
+
+@settings(max_examples=20)
+@given(rows=st.integers(1, 70), seed=st.integers(0, 2**31), bits=st.sampled_from([4, 8]))
+@torch.inference_mode()
+def test_exact_integer_rows_do_not_depend_on_each_other(rows: int, seed: int, bits: int) -> None:
+    weight = quantize(weight_of(64, 96), bits)
+    linear = quantized_linear(weight, torch.randn(64), dtype=torch.bfloat16, exact=True, kernels=None)
+    check_rows_are_their_own(linear, 96, seed, rows)
+
+
+def test_tiles_are_all_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+    product = torch.mm
+
+    def watched(left: Tensor, right: Tensor, *, out: Tensor) -> Tensor:
+        shapes.append((tuple(left.shape), tuple(out.shape)))
+        return product(left, right, out=out)
+
+    monkeypatch.setattr(torch, "mm", watched)
+    linear = dense_linear(weight_of(8, 32), None, exact=True, origin="float32")
+    for rows in (1, EXACT_TILE, EXACT_TILE + 1, 70):
+        linear(torch.randn(rows, 32))
+    assert set(shapes) == {((EXACT_TILE, 32), (EXACT_TILE, 8))}
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@settings(max_examples=25)
+@given(
+    width=st.sampled_from([48, 64, 100, 1536, 33_000]), rows=st.integers(1, 30), seed=st.integers(0, 2**31)
+)
+@torch.inference_mode()
+def test_exact_row_ops_do_not_depend_on_each_other(activation: str, width: int, rows: int, seed: int) -> None:
+    ops = TorchRowOps(exact=True)
+    x = torch.randn(rows, 2 * width, generator=torch.Generator().manual_seed(seed)) * 4
+    gated, normed = ops.gated(x, activation), ops.rms_norm(x[:, :width], torch.ones(width), 1e-6)
+    for row in range(rows):
+        assert torch.equal(gated[row], ops.gated(x[row : row + 1].clone(), activation)[0])
+        if width < 32_768:  # no model is wider
+            assert torch.equal(
+                normed[row], ops.rms_norm(x[row : row + 1, :width], torch.ones(width), 1e-6)[0]
+            )
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_row_ops_compute_what_they_say(exact: bool) -> None:
+    ops = TorchRowOps(exact)
+    x, weight = torch.randn(70, 2 * 640, dtype=torch.float64), torch.randn(1280, dtype=torch.float64)
+    gate, up = x[:, :640], x[:, 640:]
+    assert torch.allclose(ops.gated(x.float(), "silu").double(), gate * torch.sigmoid(gate) * up, atol=1e-5)
+    tanh = torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))
+    assert torch.allclose(ops.gated(x.float(), "gelu_tanh").double(), 0.5 * gate * (1 + tanh) * up, atol=1e-5)
+    normed = x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight
+    assert torch.allclose(ops.rms_norm(x.float(), weight.float(), 1e-3).double(), normed, atol=1e-5)
+
+
+def test_softcap_by_rows() -> None:
+    x = torch.randn(5, 301) * 40
+    alone = torch.stack([softcap(row.clone()[None], 30.0)[0] for row in x])
+    expected = 30.0 * torch.tanh(x / 30.0)
+    capped = softcap(x, 30.0)
+    assert torch.allclose(capped, expected)
+    assert torch.equal(capped, alone)

@@ -1,0 +1,203 @@
+"""Weight formats, the decoder's own doors, and the default model."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import load_file
+
+from kakeya import kernels as native
+from kakeya.models.checkpoint import open_checkpoint
+from kakeya.models.decoder import Decoder
+from kakeya.models.loader import load_decoder
+from kakeya.models.quantized import QuantizedTensor, quantize
+from kakeya.types import DType, KernelChoice, Numerics, WeightFormat
+from support import gguf_files, tiny
+from support.families import decoder_logits, plain_attend
+
+TOKENS = torch.randint(0, tiny.VOCAB, (24,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_llama(tmp_path_factory.mktemp("llama"))
+
+
+def load(
+    path: Path,
+    weights: WeightFormat = WeightFormat.AUTO,
+    dtype: DType = DType.FLOAT32,
+    numerics: Numerics = Numerics.FAST,
+    kernels: KernelChoice = KernelChoice.TORCH,
+) -> Decoder:
+    library = native.load(kernels)
+    return load_decoder(
+        open_checkpoint(path), dtype=dtype, weights=weights, numerics=numerics, kernels=library
+    )
+
+
+F32, BF16 = DType.FLOAT32, DType.BFLOAT16
+
+
+@pytest.mark.parametrize(
+    "weights, dtype, kernels, described",
+    [
+        ("auto", F32, "torch", "float32 (layers), float32 (head)"),
+        ("native", BF16, "torch", "bf16 (layers), bf16 (head)"),
+        ("float32", BF16, "torch", "float32 (layers), float32 (head)"),
+        ("bf16", F32, "native", "bf16 held as float32 (layers), bf16 held as float32 (head)"),
+        ("int8", BF16, "torch", "int8 held as bf16 (layers), int8 held as bf16 (head)"),
+        ("int8", BF16, "native", "int8 (layers), int8 (head)"),
+        ("int4", BF16, "native", "int4 (layers), int4 (head)"),
+        ("int4", BF16, "torch", "int4, bf16 for many rows (layers), int4 held as bf16 (head)"),
+    ],
+)
+def test_formats_of_a_float_checkpoint(
+    weights: str, dtype: DType, kernels: str, described: str, directory: Path
+) -> None:
+    decoder = load(directory, WeightFormat(weights), dtype, kernels=KernelChoice(kernels))
+    assert decoder.describe_weights() == described
+    reference = decoder_logits(load(directory), TOKENS)
+    error = (decoder_logits(decoder, TOKENS) - reference).abs().mean() / reference.abs().mean()
+    assert error < (0.3 if weights == "int4" else 0.03)
+
+
+def test_parameters_are_counted_once(directory: Path) -> None:
+    stored = sum(tensor.numel() for tensor in load_file(directory / "model.safetensors").values())
+    for weights in WeightFormat:
+        assert load(directory, weights).num_parameters == stored
+
+
+@pytest.mark.parametrize("kernels", [KernelChoice.TORCH, KernelChoice.NATIVE])
+def test_exact_decoding_of_any_batch(kernels: KernelChoice, directory: Path) -> None:
+    """All but attention: a row's hidden state and logits have the same bits in every company."""
+    for dtype, weights in ((F32, WeightFormat.AUTO), (BF16, WeightFormat.AUTO), (BF16, WeightFormat.INT4)):
+        decoder = load(directory, weights, dtype, Numerics.EXACT, kernels)
+
+        def attend(_layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return (q + k.repeat_interleave(2, dim=1) + v.repeat_interleave(2, dim=1)).flatten(1)
+
+        with torch.inference_mode():
+            together = decoder.logits(decoder.forward(torch.tensor(TOKENS), attend))
+            for place, token in enumerate(TOKENS):
+                alone = decoder.logits(decoder.forward(torch.tensor([token]), attend))
+                assert torch.equal(alone[0], together[place])
+
+
+def test_tap_sees_every_layer(directory: Path) -> None:
+    decoder = load(directory)
+    seen: list[tuple[int, torch.Tensor]] = []
+    with torch.inference_mode():
+        attend = plain_attend(decoder.config, len(TOKENS))
+        tapped = decoder.forward(
+            torch.tensor(TOKENS), attend, lambda layer, hidden: seen.append((layer, hidden.clone()))
+        )
+        plain = decoder.forward(torch.tensor(TOKENS), attend)
+    assert torch.equal(tapped, plain)
+    assert [layer for layer, _ in seen] == [0, 1]
+    weight = load_file(directory / "model.safetensors")["model.norm.weight"]
+    last = torch.nn.functional.rms_norm(seen[-1][1], (32,), weight, 1e-5)
+    assert torch.allclose(last, plain, atol=1e-6)
+
+
+def test_attend_is_handed_views_of_one_result(directory: Path) -> None:
+    def attend(_layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        assert (q.shape, k.shape, v.shape) == ((3, 4, 16), (3, 2, 16), (3, 2, 16))
+        assert (
+            q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
+        )
+        assert q.stride() == k.stride() == v.stride() == (128, 16, 1)
+        return torch.zeros(3, 64)
+
+    with torch.inference_mode():
+        load(directory).forward(torch.tensor([1, 2, 3]), attend)
+
+
+def test_rows_that_are_not_whole_groups_stay_float(tmp_path: Path) -> None:
+    path = tiny.write_llama(tmp_path, hidden_size=48, intermediate_size=64)
+    decoder = load(path, WeightFormat.INT8, BF16, kernels=KernelChoice.NATIVE)
+    # 48 columns: qkv, gate_up and the head. 64: the attention's output and down.
+    assert decoder.describe_weights() == "bf16 and int8 (layers), bf16 (head)"
+
+
+class Recoded:
+    """A checkpoint whose matrices are quantized to chosen types, as a GGUF file may have them."""
+
+    def __init__(self, directory: Path, bits: dict[str, int]) -> None:
+        self._inner = open_checkpoint(directory)
+        self.path, self.config, self.fingerprint = directory, self._inner.config, self._inner.fingerprint
+        self._bits = bits
+
+    def tensor(self, name: str) -> torch.Tensor | QuantizedTensor:
+        tensor = self._inner.tensor(name)
+        assert isinstance(tensor, torch.Tensor)
+        bits = next((bits for part, bits in self._bits.items() if part in name), 0)
+        return quantize(tensor, bits) if bits and tensor.dim() == 2 else tensor
+
+    def tokenizer_files(self) -> None:
+        raise AssertionError("not needed")
+
+
+@pytest.mark.parametrize(
+    "bits, weights, described",
+    [
+        ({"layers": 4, "embed": 8}, "auto", "int4 (layers), int8 (head)"),
+        ({"layers": 4, "embed": 8}, "native", "int4 (layers), int8 (head)"),
+        ({"layers": 4, "embed": 8}, "int8", "int8 (layers), int8 (head)"),
+        ({"layers": 4, "embed": 8}, "int4", "int4 (layers), int4 (head)"),
+        ({"layers": 4, "embed": 8}, "bf16", "bf16 (layers), bf16 (head)"),
+        ({"v_proj": 8, "up_proj": 0, "layers": 4}, "auto", "int8 and int4 and bf16 (layers), bf16 (head)"),
+    ],
+)
+def test_formats_of_a_quantized_checkpoint(
+    bits: dict[str, int], weights: str, described: str, directory: Path
+) -> None:
+    checkpoint = Recoded(directory, bits)
+    decoder = load_decoder(
+        checkpoint,
+        dtype=BF16,
+        weights=WeightFormat(weights),
+        numerics=Numerics.FAST,
+        kernels=native.load(KernelChoice.NATIVE),
+    )
+    assert decoder.describe_weights() == described
+    reference = load_decoder(
+        checkpoint, dtype=F32, weights=WeightFormat.FLOAT32, numerics=Numerics.FAST, kernels=None
+    )
+    expected = decoder_logits(reference, TOKENS)
+    error = (decoder_logits(decoder, TOKENS) - expected).abs().mean() / expected.abs().mean()
+    assert error < (0.1 if weights == "int4" else 0.03)
+
+
+def test_integers_of_the_file_are_not_requantized(directory: Path) -> None:
+    """int8 of a 4-bit tensor, and native, give the very numbers of the file."""
+    checkpoint = Recoded(directory, {"layers": 4, "embed": 4})
+
+    def logits(weights: WeightFormat) -> torch.Tensor:
+        decoder = load_decoder(checkpoint, dtype=F32, weights=weights, numerics=Numerics.FAST, kernels=None)
+        return decoder_logits(decoder, TOKENS)
+
+    expected = logits(WeightFormat.FLOAT32)
+    for weights in (WeightFormat.NATIVE, WeightFormat.INT8, WeightFormat.INT4):
+        assert torch.equal(logits(weights), expected)
+
+
+def test_quantized_file_end_to_end(tmp_path: Path) -> None:
+    data = gguf_files.random_blocks(Kind.Q8_0, 40, 64)
+    checkpoint = open_checkpoint(gguf_files.write_tensor(tmp_path / "x.gguf", data, Kind.Q8_0, 64))
+    assert checkpoint.config.vocab_size == 40
+    assert checkpoint.config.tied_head
+
+
+def test_default_model(default_model: Path) -> None:
+    started = time.perf_counter()
+    decoder = load(default_model, dtype=BF16, kernels=KernelChoice.AUTO)
+    elapsed = time.perf_counter() - started
+    assert decoder.num_parameters == 134_515_008
+    assert decoder.config.eos_token_ids == (2,)
+    assert elapsed < 30  # a fraction of a second on a quiet machine; this only catches the absurd
+    # "The capital of France is Paris. The capital of Germany is" -> " Berlin"
+    tokens = [504, 3575, 282, 4649, 314, 7042, 30, 378, 3575, 282, 4521, 314]
+    assert int(decoder_logits(decoder, tokens)[-1].argmax()) == 11452

@@ -1,0 +1,191 @@
+"""config.json: what is understood, what is refused by name, what is senseless."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kakeya.errors import CorruptCheckpoint, UnsupportedModel
+from kakeya.models.config import ModelConfig
+from kakeya.models.hf_config import config_from_hf
+from kakeya.models.rope import LinearScaling, RopeConfig, YarnScaling
+
+BASE: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10_000.0,
+}
+
+
+def parse(**changes: Any) -> ModelConfig:
+    return config_from_hf(BASE | changes)
+
+
+def test_plain_llama() -> None:
+    config = parse()
+    assert (config.family, config.head_dim, config.num_kv_heads) == ("llama", 16, 2)
+    assert (config.query_size, config.kv_size) == (64, 32)
+    assert config.layer_ropes == (RopeConfig(10_000.0, 16),) * 4
+    assert config.layer_windows == (None,) * 4
+    assert config.query_scale == 0.25
+    assert not config.tied_head
+
+
+def test_absent_and_null_mean_the_default() -> None:
+    assert parse(num_key_value_heads=None).num_kv_heads == 4
+    assert parse(head_dim=None).head_dim == 16
+    assert parse(rope_scaling=None, rope_theta=None).layer_ropes[0].theta == 10_000.0
+    assert parse(text_config=None).family == "llama"
+
+
+def test_windows_of_each_family() -> None:
+    assert parse(model_type="mistral").layer_windows == (4096,) * 4
+    assert parse(model_type="mistral", sliding_window=None).layer_windows == (None,) * 4
+    assert parse(model_type="qwen2", sliding_window=8, max_window_layers=0).layer_windows == (None,) * 4
+    local = {"use_sliding_window": True, "sliding_window": 8}
+    assert parse(model_type="qwen3", **local, max_window_layers=3).layer_windows == (None, None, None, 8)
+    types = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+    assert parse(model_type="qwen2", **local, layer_types=types).layer_windows == (8, None, None, 8)
+    assert parse(model_type="gemma2", sliding_window=8).layer_windows == (8, None, 8, None)
+    gemma3 = parse(model_type="gemma3_text", sliding_window=8, sliding_window_pattern=3)
+    assert gemma3.layer_windows == (8, 8, None, 8)
+    assert [rope.theta for rope in gemma3.layer_ropes] == [1e4, 1e4, 1e4, 1e4]  # rope_theta is stated
+
+
+def test_gemma3_published_files_leave_most_fields_out() -> None:
+    raw = {
+        "model_type": "gemma3",
+        "eos_token_id": [1, 106],
+        "text_config": {
+            "model_type": "gemma3_text",
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "vision_config": {"hidden_size": 1152},
+    }
+    config = config_from_hf(raw)
+    assert (config.vocab_size, config.num_heads, config.num_kv_heads, config.head_dim) == (262_208, 8, 4, 256)
+    assert config.layer_windows[:7] == (1024,) * 5 + (None, 1024)
+    assert config.layer_ropes[5] == RopeConfig(1e6, 256, LinearScaling(8.0))
+    assert config.layer_ropes[0] == RopeConfig(1e4, 256)
+    assert config.eos_token_ids == (1, 106)
+    assert config.tied_head
+    assert config.query_scale == 1 / 16
+    assert config.logit_softcap is None
+
+
+def test_gemma2_softcaps() -> None:
+    assert parse(model_type="gemma2").logit_softcap == 30.0
+    assert parse(model_type="gemma2").attention_softcap == 50.0
+    assert parse(model_type="gemma2", final_logit_softcapping=None).logit_softcap is None
+    assert parse(final_logit_softcapping=7.0).logit_softcap is None  # a Llama has none
+
+
+def test_rope_of_each_layer_type_may_be_left_out() -> None:
+    config = parse(
+        model_type="gemma3_text",
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        rope_parameters={"full_attention": {"rope_theta": 5e5}, "sliding_attention": None},
+    )
+    assert [rope.theta for rope in config.layer_ropes] == [1e4, 5e5, 1e4, 5e5]
+
+
+def test_yarn_fields() -> None:
+    stated = {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5, "beta_slow": 2.0}
+    scaling = parse(rope_scaling=stated).layer_ropes[0].scaling
+    assert scaling == YarnScaling(4.0, 512, 1.5, 32.0, 2.0, True)
+
+
+def test_end_tokens_of_all_files_are_united() -> None:
+    config = config_from_hf(BASE | {"eos_token_id": 5, "bos_token_id": 3}, {"eos_token_id": [7, 5]})
+    assert config.eos_token_ids == (7, 5)
+    assert config.bos_token_id == 3
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (
+            {"model_type": "mixtral"},
+            "architecture 'mixtral' is not supported; supported families: llama, mistral",
+        ),
+        ({"model_type": "mamba"}, "architecture 'mamba'"),
+        ({"model_type": "llava", "text_config": {"model_type": "llama"}}, "'llava with a llama text_config'"),
+        ({"num_local_experts": 8}, "num_local_experts = 8"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor = 0.5",
+        ),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config = 'gptq'"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"hidden_act": "relu"}, "activation 'relu'"),
+        ({"model_type": "gemma2", "hidden_activation": "gelu"}, "activation 'gelu'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE scaling 'dynamic' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "RoPE scaling 'longrope'"),
+        ({"rope_scaling": {"type": "default", "mrope_section": [1, 2]}}, "RoPE scaling 'mrope'"),
+        ({"model_type": "qwen3", "layer_types": ["linear_attention"] * 4}, "layer type 'linear_attention'"),
+    ],
+)
+def test_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        parse(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"model_type": None}, "model_type is missing"),
+        ({"hidden_size": None}, "config.json: hidden_size is missing"),
+        ({"hidden_size": "64"}, "hidden_size must be a whole number, got '64'"),
+        ({"hidden_size": True}, "hidden_size must be a whole number"),
+        ({"hidden_size": 10**400}, "hidden_size must be a whole number, got 1000.*…"),
+        ({"hidden_size": 66}, "hidden_size 66 is not a multiple of num_attention_heads 4"),
+        ({"hidden_size": -64, "head_dim": 16}, "hidden_size must be at least 1"),
+        ({"num_attention_heads": 0}, "not a multiple of num_attention_heads 0"),
+        ({"num_key_value_heads": 3}, "num_heads must be a multiple of num_kv_heads, got 4 and 3"),
+        ({"head_dim": 15}, "head_dim must be even"),
+        ({"head_dim": 0}, "head_dim must be at least 1"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be from 1 to 4096"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be from 1 to 4096"),
+        ({"rms_norm_eps": 0}, "norm_eps must be positive"),
+        ({"rms_norm_eps": math.inf}, "rms_norm_eps must be a finite number"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps must be a finite number"),
+        ({"rope_theta": math.nan}, "rope_theta must be a finite number"),
+        ({"rope_scaling": {"type": "linear"}}, "config.json, rope_scaling: factor is missing"),
+        ({"rope_scaling": [1]}, "rope_scaling must be an object"),
+        ({"rope_scaling": {"type": 3}}, "type must be a text"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+        ({"model_type": "qwen2", "layer_types": [[]]}, "layer_types must be a list of str"),
+        (
+            {"model_type": "qwen2", "layer_types": ["full_attention"]},
+            "layer_windows must have one entry for each of 4",
+        ),
+        ({"model_type": "gemma3", "sliding_window_pattern": 0}, "sliding_window_pattern must be at least 1"),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be positive"),
+        ({"model_type": "gemma2", "final_logit_softcapping": -1.0}, "logit_softcap must be positive"),
+        ({"model_type": "mistral", "sliding_window": -1}, "window must be at least 1"),
+        ({"eos_token_id": [1, "2"]}, "eos_token_id must be a token id or a list of them"),
+        ({"eos_token_id": 100}, "token id 100 is outside the vocabulary of 100"),
+        ({"bos_token_id": -1}, "token id -1 is outside"),
+    ],
+)
+def test_senseless_values_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CorruptCheckpoint, match=message):
+        parse(**changes)
+
+
+def test_a_config_is_checked_however_it_is_made() -> None:
+    with pytest.raises(CorruptCheckpoint, match="layer_ropes must have one entry"):
+        replace(parse(), layer_ropes=())
