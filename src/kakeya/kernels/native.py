@@ -1,0 +1,261 @@
+"""The door to the native kernels: checks tensors, allocates results, hands addresses over."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from kakeya.errors import ConfigError
+from kakeya.types import KernelChoice
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+GROUP = 32
+"""Columns that share one scale, in weights and in quantized activations."""
+
+_FLOAT = torch.float32
+_POOL_TYPES = (torch.float32, torch.bfloat16)
+_BITS = (4, 8)
+_ACTIVATIONS = {"silu": False, "gelu_tanh": True}
+
+
+def load(choice: KernelChoice) -> "Kernels | None":
+    """The native kernels, or None where torch is to compute.
+
+    AUTO gives None when the library was not built; NATIVE then raises ConfigError with the reason.
+    """
+    if choice is KernelChoice.TORCH:
+        return None
+    try:
+        module = import_module("kakeya.kernels._native")
+    except ImportError as error:
+        if choice is KernelChoice.AUTO:
+            return None
+        raise ConfigError(
+            f"the native kernels are not available ({error}); install the package where a C++17 compiler "
+            "works, or choose kernels=torch"
+        ) from error
+    return Kernels(module)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """Quantized weights in the order the kernels read them; made by `Kernels.pack`, or from saved `data`."""
+
+    bits: int
+    outputs: int
+    columns: int
+    data: Tensor  # uint8, one dimension
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.numel()
+
+
+class Kernels:
+    """The operations. Tensors are float32 on the CPU with contiguous rows unless a method says otherwise;
+    anything else raises ValueError and changes nothing."""
+
+    def __init__(self, module: "ModuleType") -> None:
+        self._native = module
+        self._max_head_dim: int = module.max_head_dim()
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use: avx512-vnni, avx2 or generic."""
+        return str(self._native.isa())
+
+    @property
+    def threads(self) -> int:
+        return int(self._native.threads())
+
+    def set_threads(self, threads: int) -> None:
+        """How many threads compute, the caller included; 1 until this is called. For the whole process."""
+        self._native.set_threads(threads)
+
+    def supports_head_dim(self, head_dim: int) -> bool:
+        """Whether `attend` takes heads of this size: multiples of 16 up to 1,024."""
+        return head_dim % 16 == 0 and 16 <= head_dim <= self._max_head_dim
+
+    def pack(self, bits: Literal[4, 8], q: Tensor, scale: Tensor, minimum: Tensor) -> PackedMatrix:
+        """Weights w = q * scale + minimum, with q uint8 [N, K] below 2**bits and scale and minimum
+        float16 [N, K / 32]. Lossless."""
+        if bits not in _BITS:
+            raise ValueError(f"bits must be 4 or 8, got {bits}")
+        if q.dtype is not torch.uint8 or q.dim() != 2 or q.shape[1] % GROUP or q.shape[1] == 0:
+            raise ValueError(f"q must be uint8 [N, K] with K a multiple of {GROUP}, got {_describe(q)}")
+        outputs, columns = q.shape
+        for name, part in (("scale", scale), ("minimum", minimum)):
+            if part.dtype is not torch.float16 or part.shape != (outputs, columns // GROUP):
+                raise ValueError(
+                    f"{name} must be float16 [{outputs}, {columns // GROUP}], got {_describe(part)}"
+                )
+        data = torch.empty(self._native.packed_bytes(bits, outputs, columns), dtype=torch.uint8)
+        q, scale, minimum = q.contiguous(), scale.contiguous(), minimum.contiguous()
+        self._native.pack(
+            bits, outputs, columns, q.data_ptr(), scale.data_ptr(), minimum.data_ptr(), data.data_ptr()
+        )
+        return PackedMatrix(bits, outputs, columns, data)
+
+    def linear(
+        self, x: Tensor, w: PackedMatrix, bias: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """residual + x w^T + bias, as [M, N]: x [M, K] is rounded to 8 bits per group of 32, the products
+        are exact integers, their sums float32."""
+        rows = _rows_of(x, w.columns)
+        y = torch.empty((rows, w.outputs))
+        if rows:
+            self._native.linear(
+                w.data.data_ptr(),
+                w.bits,
+                w.outputs,
+                w.columns,
+                x.data_ptr(),
+                x.stride(0),
+                rows,
+                0 if bias is None else _address(bias, (w.outputs,), "bias"),
+                0 if residual is None else _address(residual, (rows, w.outputs), "residual"),
+                y.data_ptr(),
+            )
+        return y
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight for each row of x [M, K]."""
+        columns = weight.shape[0]
+        rows = _rows_of(x, columns)
+        y = torch.empty((rows, columns))
+        self._native.rms_norm(
+            x.data_ptr(),
+            x.stride(0),
+            rows,
+            columns,
+            _address(weight, (columns,), "weight"),
+            eps,
+            y.data_ptr(),
+        )
+        return y
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """activation(gate) * up for gate_up [M, 2 I], whose first half is the gate; activation is
+        "silu" or "gelu_tanh"."""
+        if activation not in _ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(_ACTIVATIONS)}, got {activation!r}")
+        rows, width = gate_up.shape
+        if width % 2:
+            raise ValueError(f"gate_up must have an even number of columns, got {width}")
+        y = torch.empty((rows, width // 2))
+        address = _address(gate_up, (rows, width), "gate_up")
+        self._native.gated(address, rows, width // 2, _ACTIVATIONS[activation], y.data_ptr())
+        return y
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        sink_cos: Tensor,
+        sink_sin: Tensor,
+        pool: Tensor,
+        layer: int,
+        segments: Tensor,
+        sinks: Tensor,
+        capacity: int,
+        scale: float,
+        softcap: float = 0.0,
+        local_window: int = 0,
+    ) -> Tensor:
+        """Rotary, cache write and bounded attention for one layer; returns [M, H * D].
+
+        q [M, H, D], k and v [M, KH, D] are not rotated; each may be a view into a wider matrix. cos and sin
+        [M, D / 2] turn a row to its position t, sink_cos and sink_sin to min(t, capacity - 1). pool is
+        [slabs, layers, 2, KH, slots, D], float32 or bfloat16, contiguous: the new keys and values are
+        written into it. segments int64 [n, 4] holds (slab, first row, rows, start position): they cover the
+        rows in order and name different slabs; sinks int64 [n] is S for each. Only slots that hold a
+        position the row sees are read into its result. softcap 0 and local_window 0 mean none.
+        """
+        rows, heads, head_dim = q.shape
+        kv_heads = k.shape[1]
+        slabs, layers, _, _, slots, _ = pool.shape
+        self._check_heads(q, k, v)
+        _check_pool(pool, (2, kv_heads, slots, head_dim), layer, capacity)
+        _check_segments(segments, sinks)
+        _check_angles((cos, sin, sink_cos, sink_sin), (rows, head_dim // 2))
+        out = torch.empty((rows, heads * head_dim))
+        rows_at = (q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0))
+        angles_at = (cos.data_ptr(), sin.data_ptr(), sink_cos.data_ptr(), sink_sin.data_ptr())
+        pool_at = (pool.data_ptr(), pool.dtype is torch.bfloat16, slabs, layers, slots, layer)
+        segments_at = (segments.data_ptr(), sinks.data_ptr(), sinks.shape[0])
+        rules = (capacity, scale, softcap, local_window)
+        self._native.attend(
+            *rows_at,
+            rows,
+            heads,
+            kv_heads,
+            head_dim,
+            *angles_at,
+            *pool_at,
+            *segments_at,
+            *rules,
+            out.data_ptr(),
+        )
+        return out
+
+    def _check_heads(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        rows, heads, head_dim = q.shape
+        if not self.supports_head_dim(head_dim):
+            raise ValueError(f"head_dim must be a multiple of 16 up to {self._max_head_dim}, got {head_dim}")
+        if k.shape != v.shape or k.shape[0] != rows or k.shape[2] != head_dim or heads % k.shape[1]:
+            raise ValueError(f"q, k and v do not fit: {_describe(q)}, {_describe(k)}, {_describe(v)}")
+        for heads_of in (q, k, v):
+            if heads_of.dtype is not _FLOAT or heads_of.stride()[1:] != (head_dim, 1):
+                raise ValueError(
+                    f"q, k and v must be float32 with contiguous heads, got {_describe(heads_of)}"
+                )
+
+
+def _check_pool(pool: Tensor, plane: tuple[int, int, int, int], layer: int, capacity: int) -> None:
+    if pool.dtype not in _POOL_TYPES or not pool.is_contiguous() or pool.shape[2:] != plane:
+        raise ValueError(
+            f"pool must be contiguous float32 or bfloat16 [slabs, layers, {', '.join(map(str, plane))}], "
+            f"got {_describe(pool)}"
+        )
+    if not 0 <= layer < pool.shape[1] or capacity > plane[2]:
+        raise ValueError(f"layer {layer} and capacity {capacity} do not fit the pool {_describe(pool)}")
+
+
+def _check_segments(segments: Tensor, sinks: Tensor) -> None:
+    fits = segments.dtype is sinks.dtype is torch.int64 and segments.shape == (sinks.shape[0], 4)
+    if not fits or not segments.is_contiguous() or not sinks.is_contiguous():
+        raise ValueError(
+            "segments and sinks must be contiguous int64 [n, 4] and [n], "
+            f"got {_describe(segments)} and {_describe(sinks)}"
+        )
+
+
+def _check_angles(tables: tuple[Tensor, ...], shape: tuple[int, int]) -> None:
+    for table in tables:
+        if table.dtype is not _FLOAT or table.shape != shape or not table.is_contiguous():
+            raise ValueError(f"cos and sin must be contiguous float32 {list(shape)}, got {_describe(table)}")
+
+
+def _rows_of(x: Tensor, columns: int) -> int:
+    """The number of rows of a float32 [rows, columns] whose rows are contiguous."""
+    if x.dtype is not _FLOAT or x.dim() != 2 or x.shape[1] != columns or x.stride(1) != 1:
+        raise ValueError(f"x must be float32 [rows, {columns}] with contiguous rows, got {_describe(x)}")
+    return x.shape[0]
+
+
+def _address(tensor: Tensor, shape: tuple[int, ...], name: str) -> int:
+    if tensor.dtype is not _FLOAT or tensor.shape != shape or not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous float32 {list(shape)}, got {_describe(tensor)}")
+    return tensor.data_ptr()
+
+
+def _describe(tensor: Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype} {list(tensor.shape)} with strides {list(tensor.stride())}"

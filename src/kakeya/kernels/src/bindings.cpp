@@ -1,0 +1,115 @@
+// The Python module kakeya.kernels._native. Tensors arrive as addresses: the Python door has checked them.
+#include <pybind11/pybind11.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "operations.h"
+#include "thread_pool.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using Address = std::uintptr_t;
+
+template <class T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+void set_isa(const std::string& name) {
+  if (!kakeya::select_ops(name.c_str())) throw std::invalid_argument("this machine cannot run the kernels for " + name);
+}
+
+void set_threads(int threads) {
+  if (threads < 1) throw std::invalid_argument("threads must be at least 1, got " + std::to_string(threads));
+  kakeya::ThreadPool::shared().resize(threads);
+}
+
+void pack(int bits, std::int64_t outputs, std::int64_t columns, Address q, Address scales, Address minima,
+          Address out) {
+  kakeya::pack({nullptr, bits, outputs, columns}, at<std::uint8_t>(q), at<std::uint16_t>(scales),
+               at<std::uint16_t>(minima), at<std::uint8_t>(out));
+}
+
+void linear(Address tiles, int bits, std::int64_t outputs, std::int64_t columns, Address x, std::int64_t x_stride,
+            std::int64_t rows, Address bias, Address residual, Address y) {
+  kakeya::linear({at<std::uint8_t>(tiles), bits, outputs, columns}, at<float>(x), x_stride, rows, at<float>(bias),
+                 at<float>(residual), at<float>(y));
+}
+
+// Letting go of the interpreter costs more than a few rows: another thread may keep it for milliseconds.
+constexpr std::int64_t kElementsWorthReleasing = 64 * 1024;
+
+class ReleaseForLarge {
+ public:
+  explicit ReleaseForLarge(std::int64_t elements) {
+    if (elements >= kElementsWorthReleasing) released_.emplace();
+  }
+
+ private:
+  std::optional<py::gil_scoped_release> released_;
+};
+
+void rms_norm(Address x, std::int64_t x_stride, std::int64_t rows, std::int64_t columns, Address weight, float eps,
+              Address y) {
+  const ReleaseForLarge release(rows * columns);
+  kakeya::rms_norm(at<float>(x), x_stride, rows, columns, at<float>(weight), eps, at<float>(y));
+}
+
+void gated(Address gate_up, std::int64_t rows, std::int64_t columns, bool gelu, Address y) {
+  const ReleaseForLarge release(rows * columns);
+  kakeya::gated(at<float>(gate_up), rows, columns, gelu ? kakeya::Activation::kGeluTanh : kakeya::Activation::kSilu,
+                at<float>(y));
+}
+
+void attend(Address q, std::int64_t q_stride, Address k, std::int64_t k_stride, Address v, std::int64_t v_stride,
+            std::int64_t rows, int heads, int kv_heads, int head_dim, Address cos, Address sin, Address sink_cos,
+            Address sink_sin, Address pool, bool bf16, std::int64_t slabs, std::int64_t layers, std::int64_t slots,
+            std::int64_t layer, Address segments, Address sinks, std::int64_t segment_count, std::int64_t capacity,
+            float scale, float softcap, std::int64_t local_window, Address output) {
+  kakeya::attend({{at<float>(q), q_stride},
+                  {at<float>(k), k_stride},
+                  {at<float>(v), v_stride},
+                  heads,
+                  kv_heads,
+                  head_dim,
+                  at<float>(cos),
+                  at<float>(sin),
+                  at<float>(sink_cos),
+                  at<float>(sink_sin),
+                  at<void>(pool),
+                  bf16,
+                  slabs,
+                  layers,
+                  slots,
+                  layer,
+                  at<kakeya::Segment>(segments),
+                  at<std::int64_t>(sinks),
+                  segment_count,
+                  rows,
+                  capacity,
+                  scale,
+                  softcap,
+                  local_window,
+                  at<float>(output)});
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, m) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  m.def("isa", [] { return std::string(kakeya::active_ops().name); });
+  m.def("set_isa", &set_isa);
+  m.def("threads", [] { return kakeya::ThreadPool::shared().size(); });
+  m.def("set_threads", &set_threads, NoGil());
+  m.def("max_head_dim", [] { return kakeya::kMaxHeadDim; });
+  m.def("packed_bytes", &kakeya::packed_bytes);
+  m.def("pack", &pack, NoGil());
+  m.def("linear", &linear, NoGil());
+  m.def("rms_norm", &rms_norm);
+  m.def("gated", &gated);
+  m.def("attend", &attend, NoGil());
+}

@@ -1,0 +1,16 @@
+// The kernels for any processor.
+#include "lanes_common.h"
+#include "ops_tables.h"
+
+namespace kakeya {
+namespace generic {
+#include "lanes_generic.h"
+#include "product_kernel.h"
+#include "rowwise_kernel.h"
+#include "attention_kernel.h"
+}  // namespace generic
+
+extern const Ops kGenericOps = {"generic",          generic::quantize_row, generic::product, generic::rms_norm_row,
+                                generic::gated_row, generic::store_kv,     generic::attend};
+
+}  // namespace kakeya

@@ -1,0 +1,20 @@
+// The tables, one per instruction set. Only ops.cpp chooses between them.
+#pragma once
+
+#include "ops.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define KAKEYA_X86 1
+#else
+#define KAKEYA_X86 0
+#endif
+
+namespace kakeya {
+
+#if KAKEYA_X86
+extern const Ops kAvx512Ops;
+extern const Ops kAvx2Ops;
+#endif
+extern const Ops kGenericOps;
+
+}  // namespace kakeya
