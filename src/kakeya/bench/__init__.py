@@ -1,0 +1,1 @@
+"""Measurements of the runtime, and the reports they leave behind."""

@@ -1,0 +1,227 @@
+"""llama.cpp's side of `bench engine --peers`, in a process of its own.
+
+It works as llama.cpp's own batched benchmark does: prompts in one batch, one cache stream per
+sequence, decode batches of one token a sequence, no sampling. Flash attention is tried on and off
+for every case and the quicker one is kept, so the peer is seen at its best.
+
+Run as a program it answers one JSON request a line on standard input with one JSON reply a line.
+"""
+
+import ctypes
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, TextIO
+
+from kakeya.bench.plan import LEAD_IN, Case, DecodeCase, PromptCase
+from kakeya.bench.prose import stretch
+from kakeya.errors import ConfigError, PeerFailed
+
+BATCH = 2048
+# Filling a long history takes the peer minutes. Beyond this one, the setting that won there is used.
+LONGEST_TRIED_HISTORY = 4096
+TRIES = 3
+
+
+class _Context:
+    """A llama.cpp context made for one case, with its history filled in."""
+
+    def __init__(self, peer: "LlamaPeer", case: Case, *, flash: bool) -> None:
+        self.case, self.flash = case, flash
+        self._lib, self._text, self._batch = peer.lib, peer.text, peer.batch
+        self._handle = self._lib.llama_init_from_model(peer.model, _context_params(peer, case, flash=flash))
+        if not self._handle:
+            raise PeerFailed(f"llama.cpp could not make a context for {case.label}")
+        self._memory = self._lib.llama_get_memory(self._handle)
+        if isinstance(case, DecodeCase):
+            self._fill(case)
+
+    def measure(self) -> float:
+        return self._prompt(self.case) if isinstance(self.case, PromptCase) else self._decode(self.case)
+
+    def free(self) -> None:
+        self._lib.llama_free(self._handle)
+
+    def _fill(self, case: DecodeCase) -> None:
+        self._feed(stretch(self._text, 0, case.history))
+        for sequence in range(1, case.sessions):
+            self._lib.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
+
+    def _prompt(self, case: PromptCase) -> float:
+        tokens = stretch(self._text, 0, case.tokens)
+        self._lib.llama_memory_clear(self._memory, True)
+        began = time.perf_counter()
+        self._feed(tokens)
+        return case.tokens / (time.perf_counter() - began)
+
+    def _decode(self, case: DecodeCase) -> float:
+        following = stretch(self._text, case.history, LEAD_IN + case.steps)
+        began = 0.0
+        for step, token in enumerate(following):
+            if step == LEAD_IN:
+                began = time.perf_counter()
+            self._run([(token, case.history + step, sequence, True) for sequence in range(case.sessions)])
+        seconds = time.perf_counter() - began
+        for sequence in range(case.sessions):
+            self._lib.llama_memory_seq_rm(self._memory, sequence, case.history, -1)
+        return case.sessions * case.steps / seconds
+
+    def _feed(self, tokens: Sequence[int]) -> None:
+        """Compute `tokens` as sequence 0, asking for the logits of the last one only."""
+        last = len(tokens) - 1
+        rows = [(token, position, 0, position == last) for position, token in enumerate(tokens)]
+        for start in range(0, len(rows), BATCH):
+            self._run(rows[start : start + BATCH])
+
+    def _run(self, rows: Sequence[tuple[int, int, int, bool]]) -> None:
+        """One `llama_decode` over rows of (token, position, sequence, wants logits)."""
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for row, (token, position, sequence, wants_logits) in enumerate(rows):
+            batch.token[row] = token
+            batch.pos[row] = position
+            batch.n_seq_id[row] = 1
+            batch.seq_id[row][0] = sequence
+            batch.logits[row] = wants_logits
+        status = self._lib.llama_decode(self._handle, batch)
+        if status != 0:
+            raise PeerFailed(f"llama_decode returned {status} in {self.case.label}")
+        self._lib.llama_synchronize(self._handle)
+
+
+class LlamaPeer:
+    """A model opened by llama.cpp, measured as a `Side`.
+
+    Raises ConfigError when llama-cpp-python is absent and PeerFailed when llama.cpp refuses something.
+    """
+
+    name = "llama.cpp"
+
+    def __init__(self, path: str, threads: int, text: Sequence[int]) -> None:
+        self.lib = _library()
+        self.text, self.threads = text, threads
+        # The callback must live as long as the library may call it.
+        self._silence = self.lib.llama_log_callback(lambda level, message, data: None)
+        self.lib.llama_log_set(self._silence, ctypes.c_void_p(0))
+        self.lib.llama_backend_init()
+        params = self.lib.llama_model_default_params()
+        params.n_gpu_layers = 0  # the same device as ours, whatever the library was built for
+        self.model = self.lib.llama_model_load_from_file(path.encode(), params)
+        if not self.model:
+            raise PeerFailed(f"llama.cpp could not open {path}")
+        self.batch = self.lib.llama_batch_init(BATCH, 0, 1)
+        self._contexts: dict[Case, _Context] = {}
+        self._flash_at_longest = True
+
+    def facts(self) -> dict[str, str]:
+        """Which library this is and what it was built for."""
+        system = self.lib.llama_print_system_info().decode().strip()
+        return {"library": f"llama-cpp-python {self.lib.__version__}", "system": system}
+
+    def flash(self, case: Case) -> bool:
+        """Whether the prepared case runs with flash attention."""
+        return self._contexts[case].flash
+
+    def prepare(self, case: Case) -> None:
+        long = isinstance(case, DecodeCase) and case.history > LONGEST_TRIED_HISTORY
+        settings = [self._flash_at_longest] if long else [True, False]
+        best = self._quickest(case, settings)
+        self._contexts[case] = best
+        if isinstance(case, DecodeCase):
+            self._flash_at_longest = best.flash
+
+    def measure(self, case: Case) -> float:
+        return self._contexts[case].measure()
+
+    def release(self) -> None:
+        for context in self._contexts.values():
+            context.free()
+        self._contexts.clear()
+
+    def close(self) -> None:
+        self.release()
+        self.lib.llama_batch_free(self.batch)
+        self.lib.llama_model_free(self.model)
+
+    def _quickest(self, case: Case, settings: Sequence[bool]) -> _Context:
+        """The quicker of the contexts, each judged by the best of several tries taken in turn."""
+        contexts = [_Context(self, case, flash=flash) for flash in settings]
+        tries = [[context.measure() for context in contexts] for _ in range(TRIES)]
+        best = [max(speeds) for speeds in zip(*tries, strict=True)]
+        chosen = contexts.pop(best.index(max(best)))
+        for slower in contexts:
+            slower.free()
+        return chosen
+
+
+def _library() -> Any:
+    try:
+        return import_module("llama_cpp")
+    except ImportError as error:
+        raise ConfigError(
+            f"llama.cpp is not installed ({error}); install the extra: pip install 'kakeya[peers]'"
+        ) from error
+
+
+def _context_params(peer: LlamaPeer, case: Case, *, flash: bool) -> Any:
+    sequences = case.sessions if isinstance(case, DecodeCase) else 1
+    params = peer.lib.llama_context_default_params()
+    params.n_ctx = sequences * tokens_per_sequence(case)
+    params.n_batch = BATCH
+    params.n_seq_max = sequences
+    params.n_threads = params.n_threads_batch = peer.threads
+    params.flash_attn_type = (
+        peer.lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else peer.lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    )
+    params.offload_kqv = params.op_offload = False
+    # Sequences of their own instead of one shared cache: quicker here, and its own benchmark's default.
+    params.kv_unified = False
+    return params
+
+
+def tokens_per_sequence(case: Case) -> int:
+    """Cache cells a sequence needs, in the multiples of 256 that llama.cpp works in."""
+    needed = case.tokens if isinstance(case, PromptCase) else case.history + LEAD_IN + case.steps
+    return -(-needed // 256) * 256
+
+
+def case_from(fields: Mapping[str, int]) -> Case:
+    """The case that `dataclasses.asdict` wrote."""
+    return PromptCase(**fields) if "tokens" in fields else DecodeCase(**fields)
+
+
+def serve(requests: TextIO, replies: TextIO) -> None:
+    """Answer requests until they end. The first one must be `open`."""
+    peer: LlamaPeer | None = None
+    for line in requests:
+        request = json.loads(line)
+        try:
+            if request["do"] == "open":
+                peer = LlamaPeer(request["path"], request["threads"], request["text"])
+                reply: dict[str, Any] = peer.facts()
+            else:
+                assert peer is not None, "the first request must be open"
+                reply = _answer(peer, request)
+        except (ConfigError, PeerFailed) as error:
+            reply = {"error": str(error)}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+    if peer is not None:
+        peer.close()
+
+
+def _answer(peer: LlamaPeer, request: Mapping[str, Any]) -> dict[str, Any]:
+    if request["do"] == "release":
+        peer.release()
+        return {}
+    case = case_from(request["case"])
+    if request["do"] == "prepare":
+        peer.prepare(case)
+        return {"flash_attention": peer.flash(case)}
+    return {"speed": peer.measure(case)}
+
+
+if __name__ == "__main__":
+    serve(sys.stdin, sys.stdout)

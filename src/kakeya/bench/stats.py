@@ -1,0 +1,39 @@
+"""Summaries of repeated measurements. Pure: numbers in, numbers out."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Repetitions of one measurement, in the order they were taken."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float | None:
+        """The middle value, or None when there is nothing to judge: no samples, all zero, not a number."""
+        if not self.values or not any(self.values) or not all(map(math.isfinite, self.values)):
+            return None
+        return statistics.median(self.values)
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "median": self.median,
+            "min": min(self.values, default=None),
+            "max": max(self.values, default=None),
+            "samples": list(self.values),
+        }
+
+
+def ratio(numerator: float | None, denominator: float | None) -> float | None:
+    """How many times `denominator` fits in `numerator`; None unless both were measured and are positive."""
+    if numerator is None or denominator is None or numerator <= 0 or denominator <= 0:
+        return None
+    return numerator / denominator
+
+
+def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    return ratio(Samples(tuple(ours)).median, Samples(tuple(theirs)).median)

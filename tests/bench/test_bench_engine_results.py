@@ -1,0 +1,154 @@
+from typing import Any
+
+import pytest
+
+from kakeya.bench.engine_page import engine_page, speed_table
+from kakeya.bench.engine_results import (
+    Memory,
+    Startup,
+    engine_gates,
+    memory_results,
+    speed_results,
+    startup_results,
+)
+from kakeya.bench.gates import Gate
+from kakeya.bench.plan import DecodeCase, Speeds, full_plan, quick_plan
+from kakeya.bench.report import Report
+
+PEER_FACTS = {"library": "l", "system": "s", "flash_attention": {}, "our_cpu_share": 0.001}
+
+
+def _results(ours: float, theirs: float | None, **changes: Any) -> dict[str, Any]:
+    """Results of the full plan in which each side has one speed everywhere."""
+    cases = full_plan(3).cases
+    speeds: Speeds = {("kakeya", case): [ours, ours, ours] for case in cases}
+    if theirs is not None:
+        speeds |= {("llama.cpp", case): [theirs, theirs] for case in cases}
+    return {
+        **speed_results(cases, speeds),
+        "peer": None if theirs is None else PEER_FACTS,
+        "memory": memory_results(Memory(100, 1000, 1100, pool=500), at_end=1105),
+        "startup": startup_results(Startup((2.0, 9.0, 3.0), (0.1, 0.2, 0.3))),
+        "bystanders_share": 0.01,
+        **changes,
+    }
+
+
+def _gate(results: dict[str, Any], name: str) -> Gate:
+    (gate,) = [gate for gate in engine_gates(results) if name in gate.name]
+    return gate
+
+
+def test_every_case_carries_both_sides_and_their_ratio() -> None:
+    cases = quick_plan(3).cases
+    speeds: Speeds = {("kakeya", case): [30.0, 10.0, 20.0] for case in cases}
+    speeds |= {("llama.cpp", case): [5.0, 5.0, 50.0] for case in cases}
+    row = speed_results(cases, speeds)["decode"][0]
+    assert (row["sessions"], row["history"], row["ratio"]) == (1, 16, 4.0)
+    assert row["tokens_per_second"]["median"] == 20.0
+    assert row["peer_tokens_per_second"]["samples"] == [5.0, 5.0, 50.0]
+
+
+def test_a_checkpoint_holds_what_was_measured_so_far() -> None:
+    plan = full_plan(1)
+    results = speed_results(plan.cases, {("kakeya", case): [1.0] for case in plan.groups[0]})
+    assert len(results["prompt"]) == 2
+    assert results["decode"] == []
+
+
+def test_rows_are_ordered_for_reading() -> None:
+    rows = [(row["sessions"], row["history"]) for row in _results(1.0, None)["decode"]]
+    alone = [(1, history) for history in (64, 1024, 2048, 4096, 16384)]
+    assert rows == alone + [(sessions, history) for history in (64, 1024) for sessions in (8, 16, 32)]
+
+
+def test_three_times_the_peer_passes_everything() -> None:
+    gates = engine_gates(_results(300.0, 100.0))
+    assert [gate.name for gate in gates if gate.passed is not True] == []
+    assert len(gates) == 13
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("prompt of 128,", 3.0),
+        ("prompt of 512,", 3.0),
+        ("1 session at history 64,", 1.0),
+        ("1 session at history 4,096,", 2.0),
+        ("1 session at history 16,384,", 2.0),
+        ("16 sessions at history 64,", 2.0),
+        ("16 sessions at history 1,024,", 2.0),
+    ],
+)
+def test_each_ratio_has_its_own_limit(name: str, limit: float) -> None:
+    assert _gate(_results(limit, 1.0), name).passed is True
+    assert _gate(_results(limit * 0.99, 1.0), name).passed is False
+
+
+def test_without_a_peer_ratios_are_not_judged() -> None:
+    gates = engine_gates(_results(300.0, None))
+    ratios = [gate for gate in gates if "ratio to" in gate.name]
+    assert len(ratios) == 7
+    assert all(gate.passed is None and "--peers" in gate.reason for gate in ratios)
+
+
+def test_on_a_busy_machine_ratios_are_not_judged_and_the_run_fails() -> None:
+    results = _results(300.0, 1.0, bystanders_share=0.6)
+    ratios = [gate for gate in engine_gates(results) if "ratio to" in gate.name]
+    assert all(gate.passed is None and "60%" in gate.reason for gate in ratios)
+    assert _gate(results, "others used").passed is False
+
+
+def test_an_untold_load_is_not_judged() -> None:
+    results = _results(300.0, 100.0, bystanders_share=None)
+    assert _gate(results, "others used").passed is None
+    assert _gate(results, "prompt of 128,").passed is True
+
+
+def test_a_peer_disturbed_by_us_fails_the_run() -> None:
+    results = _results(300.0, 100.0, peer={**PEER_FACTS, "our_cpu_share": 0.2})
+    assert _gate(results, "while the peer is timed").passed is False
+
+
+@pytest.mark.parametrize(("far", "passed"), [(97.0, True), (96.0, False)])
+def test_decode_must_not_slow_down_with_history(far: float, passed: bool) -> None:
+    cases = [DecodeCase(1, 2048, 4), DecodeCase(1, 16384, 4)]
+    speeds: Speeds = {("kakeya", cases[0]): [100.0], ("kakeya", cases[1]): [far]}
+    results = _results(1.0, None, **speed_results(cases, speeds))
+    assert _gate(results, "16,384 over 2,048").passed is passed
+
+
+def test_flatness_needs_both_histories() -> None:
+    results = _results(1.0, None, decode=[])
+    assert _gate(results, "16,384 over 2,048").passed is None
+
+
+@pytest.mark.parametrize(("at_end", "passed"), [(1111, True), (1112, False)])
+def test_memory_may_grow_by_a_hundredth(at_end: int, passed: bool) -> None:
+    memory = memory_results(Memory(100, 1000, 1100, pool=500), at_end=at_end)
+    assert _gate(_results(1.0, None, memory=memory), "resident memory").passed is passed
+
+
+def test_start_is_judged_by_its_median() -> None:
+    assert _gate(_results(1.0, None), "launch").value == 3.0
+    slow = startup_results(Startup((5.1,), (1.1,)))
+    assert _gate(_results(1.0, None, startup=slow), "launch").passed is False
+    assert _gate(_results(1.0, None, startup=slow), "first token").passed is False
+
+
+def test_tables_show_the_peer_only_when_there_was_one() -> None:
+    assert speed_table(_results(300.0, 100.0)).rows[0] == ("prompt of 128", "300", "100", "3.00x")
+    assert speed_table(_results(300.0, None)).rows[0] == ("prompt of 128", "300")
+
+
+def test_an_unmeasured_number_is_a_dash() -> None:
+    assert speed_table(_results(0.0, 100.0)).rows[0] == ("prompt of 128", "–", "100", "–")
+
+
+@pytest.mark.parametrize("theirs", [100.0, None])
+def test_page_draws_every_kind_of_speed(theirs: float | None) -> None:
+    report = Report("engine", {}, {"cpu": "c", "os": "o"}, _results(300.0, theirs))
+    page = engine_page(report)
+    assert page.count("<svg") == 4  # prompts, one session, sessions at two histories
+    assert ("llama.cpp, 4,096: 100 tokens/s" in page) is (theirs is not None)
+    assert "1,024" in page

@@ -1,0 +1,173 @@
+import importlib.util
+import io
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import pytest
+
+from kakeya.bench import llama_peer
+from kakeya.bench.llama_peer import LlamaPeer, case_from, serve, tokens_per_sequence
+from kakeya.bench.peers import PeerProcess
+from kakeya.bench.plan import LEAD_IN, Case, DecodeCase, PromptCase, Side
+from kakeya.errors import ConfigError, PeerFailed
+from support.fake_llama import FakeLlama
+
+TEXT = [5, 6, 7, 8, 9]
+CASES: list[Case] = [PromptCase(7), DecodeCase(1, 4, 3), DecodeCase(3, 6, 2)]
+
+
+@pytest.fixture
+def llama(monkeypatch: pytest.MonkeyPatch) -> FakeLlama:
+    """The stand-in, found where the real module would be."""
+    fake = FakeLlama()
+    monkeypatch.setitem(sys.modules, "llama_cpp", fake)  # type: ignore[arg-type]
+    return fake
+
+
+@pytest.fixture(params=["fake", "real"])
+def peer(request: pytest.FixtureRequest) -> Iterator[Side]:
+    """The same promises, kept by the stand-in here and by llama.cpp itself in its own process."""
+    if request.param == "fake":
+        request.getfixturevalue("llama")
+        yield LlamaPeer("model.gguf", 1, TEXT)
+        return
+    if importlib.util.find_spec("llama_cpp") is None:
+        pytest.skip("llama-cpp-python is not installed")
+    # One thread: llama.cpp's threads wait for each other in a busy loop, which crawls on a busy machine.
+    with PeerProcess(str(request.getfixturevalue("default_model")), 1, TEXT) as process:
+        assert process.facts["library"].startswith("llama-cpp-python ")
+        assert process.facts["system"].startswith("CPU :")
+        yield process
+
+
+def test_cases_can_be_measured_again_and_again(peer: Side) -> None:
+    for case in CASES:
+        peer.prepare(case)
+    for _ in range(2):
+        assert all(peer.measure(case) > 0 for case in CASES)
+    peer.release()
+    peer.prepare(CASES[0])
+    assert peer.measure(CASES[0]) > 0
+
+
+def test_what_was_released_is_gone(llama: FakeLlama) -> None:
+    peer = LlamaPeer("model.gguf", 2, TEXT)
+    peer.prepare(CASES[0])
+    peer.release()
+    with pytest.raises(KeyError):
+        peer.measure(CASES[0])
+
+
+def test_a_prompt_is_one_batch_that_asks_for_the_last_logits(llama: FakeLlama) -> None:
+    peer = LlamaPeer("model.gguf", 2, TEXT)
+    peer.prepare(PromptCase(7))
+    llama.calls.clear()
+    peer.measure(PromptCase(7))
+    (rows,) = llama.calls
+    assert [token for token, *_ in rows] == [5, 6, 7, 8, 9, 5, 6]
+    assert [wants for *_, wants in rows] == [False] * 6 + [True]
+
+
+def test_decoding_feeds_one_token_a_sequence_after_the_history(llama: FakeLlama) -> None:
+    case = DecodeCase(3, 6, 2)
+    peer = LlamaPeer("model.gguf", 2, TEXT)
+    peer.prepare(case)
+    llama.calls.clear()
+    peer.measure(case)
+    assert len(llama.calls) == LEAD_IN + case.steps
+    assert llama.calls[0] == [(6, 6, sequence, True) for sequence in range(3)]
+
+
+def test_contexts_fit_their_case_and_use_our_threads(llama: FakeLlama) -> None:
+    LlamaPeer("model.gguf", 3, TEXT).prepare(DecodeCase(3, 300, 2))
+    params = llama.opened[0].params
+    assert params.n_ctx == 3 * 512
+    assert params.n_threads == params.n_threads_batch == 3
+    assert params.kv_unified is params.offload_kqv is params.op_offload is False
+
+
+@pytest.mark.parametrize("slow_flash", [0, 1])
+def test_the_quicker_attention_is_kept_and_the_other_freed(llama: FakeLlama, slow_flash: int) -> None:
+    llama.slow_flash = slow_flash
+    peer = LlamaPeer("model.gguf", 2, TEXT)
+    peer.prepare(DecodeCase(1, 4, 3))
+    assert peer.flash(DecodeCase(1, 4, 3)) is (slow_flash == 0)
+    assert [context.params.flash_attn_type for context in llama.freed] == [slow_flash]
+
+
+def test_a_long_history_is_filled_once_with_the_setting_that_won_before(
+    llama: FakeLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_peer, "LONGEST_TRIED_HISTORY", 8)
+    llama.slow_flash = 1
+    peer = LlamaPeer("model.gguf", 2, TEXT)
+    peer.prepare(DecodeCase(1, 8, 3))
+    peer.prepare(DecodeCase(1, 9, 3))
+    assert len(llama.opened) == 3
+    assert peer.flash(DecodeCase(1, 9, 3)) is False
+
+
+def test_a_long_prompt_goes_in_batches(llama: FakeLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_peer, "BATCH", 4)
+    peer = LlamaPeer("model.gguf", 2, TEXT)
+    peer.prepare(DecodeCase(1, 10, 1))
+    assert [len(rows) for rows in llama.calls[:3]] == [4, 4, 2]
+
+
+def test_what_llama_refuses_is_said(llama: FakeLlama) -> None:
+    with pytest.raises(PeerFailed, match=r"broken\.gguf"):
+        LlamaPeer("broken.gguf", 2, TEXT)
+    peer = LlamaPeer("model.gguf", 2, TEXT)
+    with pytest.raises(PeerFailed, match="context"):
+        peer.prepare(DecodeCase(1, 2**21, 1))
+    peer.prepare(DecodeCase(1, 4, 3))
+    llama.opened[0].length[0] = 99
+    with pytest.raises(PeerFailed, match="returned -1"):
+        peer.measure(DecodeCase(1, 4, 3))
+
+
+def test_absent_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(ConfigError, match=r"kakeya\[peers\]"):
+        LlamaPeer("model.gguf", 2, TEXT)
+
+
+def test_cells_come_in_blocks_of_256() -> None:
+    assert tokens_per_sequence(PromptCase(256)) == 256
+    assert tokens_per_sequence(PromptCase(257)) == 512
+    assert tokens_per_sequence(DecodeCase(9, 256 - LEAD_IN - 3, 3)) == 256
+    assert tokens_per_sequence(DecodeCase(9, 256 - LEAD_IN - 2, 3)) == 512
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+def test_cases_travel(case: Case) -> None:
+    assert case_from(json.loads(json.dumps(asdict(case)))) == case
+
+
+def _conversation(*requests: dict[str, object]) -> list[dict[str, object]]:
+    replies = io.StringIO()
+    serve(io.StringIO("".join(json.dumps(request) + "\n" for request in requests)), replies)
+    return [json.loads(line) for line in replies.getvalue().splitlines()]
+
+
+def test_every_request_gets_one_reply(llama: FakeLlama) -> None:
+    case = asdict(DecodeCase(1, 4, 3))
+    opened, prepared, measured, released = _conversation(
+        {"do": "open", "path": "model.gguf", "threads": 2, "text": TEXT},
+        {"do": "prepare", "case": case},
+        {"do": "measure", "case": case},
+        {"do": "release"},
+    )
+    assert opened == {"library": "llama-cpp-python 0.0", "system": "CPU : FAKE = 1"}
+    assert prepared == {"flash_attention": True}
+    assert isinstance(measured["speed"], float)
+    assert released == {}
+    assert len(llama.freed) == 2
+    assert llama.closed == ["batch", "model"]
+
+
+def test_a_refusal_is_a_reply_too(llama: FakeLlama) -> None:
+    (reply,) = _conversation({"do": "open", "path": "broken.gguf", "threads": 2, "text": TEXT})
+    assert reply == {"error": "llama.cpp could not open broken.gguf"}

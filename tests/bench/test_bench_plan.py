@@ -1,0 +1,91 @@
+import pytest
+
+from kakeya.bench.plan import (
+    Case,
+    DecodeCase,
+    Plan,
+    PromptCase,
+    announcements,
+    full_plan,
+    quick_plan,
+    run_group,
+)
+from kakeya.bench.prose import prose, stretch
+from kakeya.errors import PeerFailed
+
+
+class Recorder:
+    """A side that writes down what it is asked, in a log shared by both sides."""
+
+    def __init__(self, name: str, log: list[str], fails_at: Case | None = None) -> None:
+        self.name, self._log, self._fails_at = name, log, fails_at
+        self.prepared: set[Case] = set()
+
+    def prepare(self, case: Case) -> None:
+        self.prepared.add(case)
+
+    def measure(self, case: Case) -> float:
+        assert case in self.prepared
+        if case == self._fails_at:
+            raise PeerFailed("broken")
+        self._log.append(self.name)
+        return float(len(self._log))
+
+    def release(self) -> None:
+        self.prepared.clear()
+
+
+CASES = (PromptCase(8), DecodeCase(2, 4, 3))
+
+
+def test_full_plan_covers_what_the_targets_name() -> None:
+    cases = full_plan(5).cases
+    assert [case.tokens for case in cases if isinstance(case, PromptCase)] == [128, 512]
+    decodes = {(case.sessions, case.history) for case in cases if isinstance(case, DecodeCase)}
+    assert {(1, history) for history in (64, 1024, 2048, 4096, 16384)} <= decodes
+    assert {(sessions, history) for sessions in (8, 16, 32) for history in (64, 1024)} <= decodes
+
+
+def test_plan_knows_how_many_sessions_exist_at_once() -> None:
+    assert full_plan(1).most_sessions == 33  # 32 copies and the history they come from
+    assert quick_plan(1).most_sessions == 3
+    assert Plan(((PromptCase(8),),), 1).most_sessions == 1
+
+
+def test_largest_work_of_each_kind() -> None:
+    assert full_plan(1).largest_of_each_kind == (PromptCase(512), DecodeCase(32, 1024, 16))
+
+
+def test_labels_are_words() -> None:
+    assert PromptCase(1024).label == "prompt of 1,024"
+    assert DecodeCase(1, 64, 3).label == "decode, 1 session at history 64"
+    assert DecodeCase(16, 64, 3).label == "decode, 16 sessions at history 64"
+
+
+def test_sides_take_turns_and_swap_who_is_first() -> None:
+    log: list[str] = []
+    announced: list[str] = []
+    sides = [Recorder("a", log), Recorder("b", log)]
+    speeds = run_group(sides, CASES, 2, announced.append)
+    assert log == ["a", "b", "a", "b", "b", "a", "b", "a"]
+    assert speeds["a", CASES[0]] == [1.0, 6.0]
+    assert speeds["b", CASES[1]] == [4.0, 7.0]
+    assert len(announced) == announcements(Plan((CASES,), 2), sides=2)
+    assert sides[0].prepared == sides[1].prepared == set()
+
+
+def test_everything_is_released_when_a_side_breaks() -> None:
+    sides = [Recorder("a", []), Recorder("b", [], fails_at=CASES[1])]
+    with pytest.raises(PeerFailed):
+        run_group(sides, CASES, 1, lambda work: None)
+    assert sides[0].prepared == sides[1].prepared == set()
+
+
+def test_text_begins_again_when_it_ends() -> None:
+    assert stretch([1, 2, 3], 0, 7) == [1, 2, 3, 1, 2, 3, 1]
+    assert stretch([1, 2, 3], 5, 3) == [3, 1, 2]
+
+
+def test_prose_is_long_plain_english() -> None:
+    assert len(prose()) > 12_000
+    assert prose().isascii()
