@@ -17,7 +17,8 @@ native = Pybind11Extension(
     cxx_std=17,
     # No -march: the kernels choose their instructions at run time. No contraction: a row's bits must not
     # depend on which multiplications and additions a compiler happens to fuse.
-    extra_compile_args=["-O3", "-ffp-contract=off", "-fno-math-errno", "-Wno-maybe-uninitialized"],
+    extra_compile_args=["-O3", "-ffp-contract=off", "-pthread", "-Wno-maybe-uninitialized"],
+    extra_link_args=["-pthread"],
     optional=True,
 )
 

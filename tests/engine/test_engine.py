@@ -507,6 +507,26 @@ def test_shutting_down_cancels_and_then_refuses(make_engine: MakeEngine) -> None
     stream.cancel()  # late, and harmless
 
 
+def test_a_dying_engine_thread_leaves_nobody_waiting(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    sequence = engine.open("someone", [])
+    engine.append(sequence, PROMPT)
+    stream = engine.generate(sequence, 1000, GREEDY)
+    stream.next_event(10)
+
+    def bug(*args: object) -> None:
+        raise AssertionError("a bug in the scheduler")
+
+    monkeypatch.setattr(engine._scheduler, "plan", bug)
+    with pytest.raises(Unavailable, match="died"):
+        tokens_of(stream)
+    with pytest.raises(Unavailable):
+        engine.append(sequence, [3])
+    assert engine.drain(10)
+
+
 # Drafts.
 
 

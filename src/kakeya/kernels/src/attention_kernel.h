@@ -159,19 +159,18 @@ inline void score_range(const AttentionBlock& block, SlotRange range, const floa
   }
 }
 
-// Softcap, where there is one, and the largest score of one range.
-KAKEYA_INLINE F16 largest_of(float* scores, int count, float softcap, F16 most) {
-  const F16 nothing = splat(-__builtin_inff());
+KAKEYA_INLINE void cap_scores(float* scores, int count, float softcap) {
+  const F16 cap = splat(softcap);
   for (int i = 0; i < count; i += 16) {
     const int n = at_most(count - i, 16);
-    F16 score = load_some(scores + i, n, nothing);
-    if (softcap > 0.0f) {
-      store_some(scores + i, n, splat(softcap) * hyperbolic_tangent(score / splat(softcap)));
-      score = load_some(scores + i, n, nothing);
-    }
-    most = larger(most, score);
+    store_some(scores + i, n, cap * hyperbolic_tangent(load_some(scores + i, n, cap) / cap));
   }
-  return most;
+}
+
+KAKEYA_INLINE F16 largest_of(const float* scores, int count, F16 most) {
+  int i = 0;
+  for (; i + 16 <= count; i += 16) most = larger(most, load(scores + i));
+  return i < count ? larger(most, load_some(scores + i, count - i, most)) : most;
 }
 
 // Turns the scores of one range into exp(score - peak), and adds them to sixteen running sums.
@@ -218,7 +217,8 @@ inline float soften(const Visible& row, const Visible& all, float softcap, float
     const SlotRange seen = overlap(row, all.ranges[r]);
     at[r] = line + score_index(all, r, seen.first);
     count[r] = seen.count;
-    most = largest_of(at[r], count[r], softcap, most);
+    if (softcap > 0.0f) cap_scores(at[r], count[r], softcap);
+    most = largest_of(at[r], count[r], most);
   }
   const F16 peak = splat(largest_lane(most));
   F16 sum = splat(0.0f);

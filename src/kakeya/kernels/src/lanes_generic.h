@@ -66,17 +66,8 @@ KAKEYA_INLINE F16 operator*(F16 a, F16 b) {
 KAKEYA_INLINE F16 operator/(F16 a, F16 b) {
   return {{a.v[0] / b.v[0], a.v[1] / b.v[1], a.v[2] / b.v[2], a.v[3] / b.v[3]}};
 }
-// Fused where the baseline has the instruction, two roundings elsewhere.
-KAKEYA_INLINE F16 fma(F16 a, F16 b, F16 c) {
-#if defined(__ARM_FEATURE_FMA) || defined(__FMA__)
-  for (int i = 0; i < 4; ++i) {
-    for (int j = 0; j < 4; ++j) c.v[i][j] = __builtin_fmaf(a.v[i][j], b.v[i][j], c.v[i][j]);
-  }
-  return c;
-#else
-  return a * b + c;
-#endif
-}
+// Two roundings: not every baseline has the fused instruction, and every generic build should give the same bits.
+KAKEYA_INLINE F16 fma(F16 a, F16 b, F16 c) { return a * b + c; }
 
 template <class Choose>
 KAKEYA_INLINE F16 lane_by_lane(F16 a, F16 b, Choose choose) {
