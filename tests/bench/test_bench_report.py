@@ -11,7 +11,7 @@ import pytest
 from kakeya.bench.chart import Chart, Series, bar_chart, line_chart, round_up
 from kakeya.bench.gates import at_least
 from kakeya.bench.page import Section, Table, render_page
-from kakeya.bench.report import SCHEMA_VERSION, Report, check_output, now, write_report
+from kakeya.bench.report import SCHEMA_VERSION, Report, check_output, now, write_picture, write_report
 from kakeya.errors import ConfigError
 
 GATES = tuple(at_least(f"gate {value}", value, 1.0, absent="nothing <here>") for value in (2.0, 0.5, None))
@@ -26,6 +26,11 @@ REPORT = Report(
 CHART = Chart(
     "Title <1>", "tokens/s", "history", ["64", "1,024"], [Series("a", [3, 5]), Series("b", [2, None])]
 )
+
+
+def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot write the picture"):
+        write_picture(tmp_path / "no" / "such" / "place.svg", "<svg/>")
 
 
 def test_report_says_what_it_is() -> None:

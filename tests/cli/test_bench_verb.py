@@ -1,6 +1,7 @@
 import importlib.util
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -17,7 +18,9 @@ def start_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_engine_quick_prints_the_report_and_writes_it(run: Run, tmp_path: Path) -> None:
     output = tmp_path / "e.json"
-    outcome = run("bench", "engine", "--quick", "--repeats", "1", "--json", "--output", str(output))
+    drawing = tmp_path / "e.svg"
+    outputs = ("--output", str(output), "--picture", str(drawing))
+    outcome = run("bench", "engine", "--quick", "--repeats", "1", "--json", *outputs)
     printed = json.loads(outcome.out)
     assert printed == json.loads(output.read_text())
     assert printed["kind"] == "engine"
@@ -31,6 +34,7 @@ def test_engine_quick_prints_the_report_and_writes_it(run: Run, tmp_path: Path) 
     assert all(row["tokens_per_second"]["median"] > 0 for row in printed["results"]["decode"])
     assert outcome.status == int(any(gate["passed"] is False for gate in printed["gates"]))
     assert output.with_suffix(".html").read_text().startswith("<!doctype html>")
+    assert "kakeya, 64:" in "".join(ElementTree.parse(drawing).getroot().itertext())
 
 
 def test_engine_beside_the_peer_shows_ratios(run: Run, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kakeya.bench.chart import Chart, Series, bar_chart, line_chart
 from kakeya.bench.engine_results import OURS, PEER, Row, median_of, row_label
-from kakeya.bench.page import Section, Table, render_page
+from kakeya.bench.page import Section, Table, picture, render_page
 from kakeya.bench.report import Report
 
 TITLE = "Engine benchmark"
@@ -14,6 +14,11 @@ SPEED = "tokens/s"
 def engine_page(report: Report) -> str:
     """The report as one HTML page."""
     return render_page(TITLE, report, engine_sections(report.results))
+
+
+def history_picture(results: Row) -> str:
+    """What a longer history does to one session's speed, as an SVG file."""
+    return picture(_history_chart(results))
 
 
 def engine_sections(results: Row) -> list[Section]:
@@ -62,16 +67,21 @@ def _number(value: float | None, pattern: str = "{:,.0f}") -> str:
 
 def _speed_charts(results: Row) -> list[str]:
     with_peer = results["peer"] is not None
-    alone = [row for row in results["decode"] if row["sessions"] == 1]
     charts = [
         bar_chart(_chart("Prompt", "prompt tokens", results["prompt"], "tokens", with_peer=with_peer)),
-        line_chart(_chart("One session", "history", alone, "history", with_peer=with_peer)),
+        _history_chart(results),
     ]
     for history in sorted({row["history"] for row in results["decode"] if row["sessions"] > 1}):
         rows = [row for row in results["decode"] if row["history"] == history]
         title = f"sessions at history {history:,}"
         charts.append(bar_chart(_chart("Sessions together", title, rows, "sessions", with_peer=with_peer)))
     return charts
+
+
+def _history_chart(results: Row) -> str:
+    alone = [row for row in results["decode"] if row["sessions"] == 1]
+    with_peer = results["peer"] is not None
+    return line_chart(_chart("One session", "tokens of history", alone, "history", with_peer=with_peer))
 
 
 def _chart(title: str, x_title: str, rows: Sequence[Row], place: str, *, with_peer: bool) -> Chart:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
+from kakeya.bench.chart import HEIGHT, WIDTH
 from kakeya.bench.gates import Gate
 from kakeya.bench.report import Report
 
@@ -46,6 +47,13 @@ def render_page(title: str, report: Report, sections: Iterable[Section]) -> str:
             "</body></html>\n",
         ]
     )
+
+
+def picture(chart: str) -> str:
+    """A chart of the page as an SVG file of its own, for a README."""
+    opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">'
+    ground = '<rect width="100%" height="100%" style="fill: var(--page)"/>'
+    return f"{opening}\n<style>\n{_style()}</style>\n{ground}\n{chart}\n</svg>\n"
 
 
 def _style() -> str:

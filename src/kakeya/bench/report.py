@@ -56,6 +56,14 @@ class Report:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
 
 
+def write_picture(path: Path, svg: str) -> None:
+    """Write an SVG file. Raises ConfigError when the place cannot be written."""
+    try:
+        _replace(path, svg)
+    except OSError as error:
+        raise ConfigError(f"cannot write the picture at {path}: {error}") from error
+
+
 def check_output(path: Path) -> None:
     """Refuse a report path that could not be written, before any time is spent. Raises ConfigError."""
     if path.suffix != ".json":

@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 
 from kakeya.bench.gates import Gate
 from kakeya.bench.page import Table
-from kakeya.bench.report import Report, check_output, write_report
+from kakeya.bench.report import Report, check_output, write_picture, write_report
 from kakeya.cli import options
 from kakeya.cli.console import FetchBar, Screen
 from kakeya.config import DEFAULT_MODEL, CacheConfig, EngineConfig
@@ -44,6 +44,7 @@ def engine(
     repeats: Repeats = 5,
     quick: Quick = False,
     output: Output = Path("bench-engine.json"),
+    picture: Annotated[Path | None, typer.Option(help="Write speed over history as SVG.")] = None,
     as_json: Json = False,
     sink: options.Sink = CacheConfig.sink,
     window: options.Window = CacheConfig.window,
@@ -69,13 +70,15 @@ def engine(
     screen = Screen()
     _fetch(screen, model)
     from kakeya.bench.engine import EngineBench, run
-    from kakeya.bench.engine_page import engine_page, engine_sections
+    from kakeya.bench.engine_page import engine_page, engine_sections, history_picture
     from kakeya.bench.plan import full_plan, quick_plan
 
     plan = quick_plan(repeats) if quick else full_plan(repeats)
     bench = EngineBench(model, config, plan, peers)
     with _progress(screen, bench) as announce:
         report = run(bench, announce, lambda partial: _write(output, partial, engine_page))
+    if picture is not None:
+        write_picture(picture, history_picture(report.results))
     tables = [section.table for section in engine_sections(report.results)]
     _conclude(screen, output, report, engine_page, tables, as_json=as_json)
 

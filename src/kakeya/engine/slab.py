@@ -9,7 +9,9 @@ Positions count from 0 and never stop. Tokens are *written* by the runner and *c
 the engine; a rollback forgets what was written but not committed, and cannot fail.
 """
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -50,18 +52,28 @@ class SlabGeometry:
         return np.where(positions < sink, positions, sink + (positions - sink) % ring)
 
 
+def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Bytes that can be had without swapping: what Linux says, elsewhere the physical memory."""
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 class SlabPool:
     """One allocation of `count` slabs. Allocated and touched once, so resident memory never grows."""
 
     def __init__(self, geometry: SlabGeometry, count: int) -> None:
         self.geometry = geometry
-        try:
-            # Fresh pages stay unmapped until they are written: write them now.
-            self.storage = torch.empty((count, *geometry.shape), dtype=TORCH_DTYPES[geometry.dtype]).zero_()
-        except (RuntimeError, MemoryError) as error:
+        available = available_memory()
+        if count * geometry.slab_bytes > available:
             raise ConfigError(
-                f"the KV pool does not fit in memory: {count} slabs x {geometry.slab_bytes} bytes"
-            ) from error
+                f"the KV pool does not fit in memory: {count} slabs x {geometry.slab_bytes:,} bytes, "
+                f"{available:,} bytes are available"
+            )
+        # Fresh pages stay unmapped until they are written: write them now.
+        self.storage = torch.empty((count, *geometry.shape), dtype=TORCH_DTYPES[geometry.dtype]).zero_()
         self._free = list(range(count - 1, -1, -1))
 
     @property

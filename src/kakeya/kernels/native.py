@@ -106,7 +106,7 @@ class Kernels:
         """residual + x w^T + bias, as [M, N]: x [M, K] is rounded to 8 bits per group of 32, the products
         are exact integers, their sums float32."""
         rows = _rows_of(x, w.columns)
-        y = torch.empty((rows, w.outputs))
+        y = torch.empty((rows, w.outputs), dtype=_FLOAT)
         if rows:
             self._native.linear(
                 w.data.data_ptr(),
@@ -126,7 +126,7 @@ class Kernels:
         """x / sqrt(mean(x^2) + eps) * weight for each row of x [M, K]."""
         columns = weight.shape[0]
         rows = _rows_of(x, columns)
-        y = torch.empty((rows, columns))
+        y = torch.empty((rows, columns), dtype=_FLOAT)
         self._native.rms_norm(
             x.data_ptr(),
             x.stride(0),
@@ -146,7 +146,7 @@ class Kernels:
         rows, width = gate_up.shape
         if width % 2:
             raise ValueError(f"gate_up must have an even number of columns, got {width}")
-        y = torch.empty((rows, width // 2))
+        y = torch.empty((rows, width // 2), dtype=_FLOAT)
         address = _address(gate_up, (rows, width), "gate_up")
         self._native.gated(address, rows, width // 2, _ACTIVATIONS[activation], y.data_ptr())
         return y
@@ -185,24 +185,14 @@ class Kernels:
         _check_pool(pool, (2, kv_heads, slots, head_dim), layer, capacity)
         _check_segments(segments, sinks)
         _check_angles((cos, sin, sink_cos, sink_sin), (rows, head_dim // 2))
-        out = torch.empty((rows, heads * head_dim))
+        out = torch.empty((rows, heads * head_dim), dtype=_FLOAT)
         rows_at = (q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0))
         angles_at = (cos.data_ptr(), sin.data_ptr(), sink_cos.data_ptr(), sink_sin.data_ptr())
         pool_at = (pool.data_ptr(), pool.dtype is torch.bfloat16, slabs, layers, slots, layer)
         segments_at = (segments.data_ptr(), sinks.data_ptr(), sinks.shape[0])
         rules = (capacity, scale, softcap, local_window)
-        self._native.attend(
-            *rows_at,
-            rows,
-            heads,
-            kv_heads,
-            head_dim,
-            *angles_at,
-            *pool_at,
-            *segments_at,
-            *rules,
-            out.data_ptr(),
-        )
+        shape = (rows, heads, kv_heads, head_dim)
+        self._native.attend(*rows_at, *shape, *angles_at, *pool_at, *segments_at, *rules, out.data_ptr())
         return out
 
     def _check_heads(self, q: Tensor, k: Tensor, v: Tensor) -> None:

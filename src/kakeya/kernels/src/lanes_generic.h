@@ -136,35 +136,60 @@ KAKEYA_INLINE int store_rounded(std::int8_t* out, F16 a, F16 b) {
   return sum;
 }
 
-// The 16 x 32 weights of one tile, a byte each: line, output row, column.
+// Integer vectors of the same size. Shifts of Words are logical, of Integers arithmetic.
+typedef std::uint32_t Words __attribute__((vector_size(16)));
+typedef std::int32_t Integers __attribute__((vector_size(16)));
+typedef std::int16_t Shorts __attribute__((vector_size(16)));
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first column of a lane is its lowest byte");
+
+// The 16 x 32 weights of one tile, a byte each: a 32-bit lane for each output row, a byte in it for each column.
 struct TileWeights {
-  std::uint8_t line[8][64];
+  Words line[8][4];
 };
 template <int kBits>
 KAKEYA_INLINE TileWeights unpack_tile(const std::uint8_t* bytes) {
   TileWeights w;
-  if constexpr (kBits == 8) {
-    __builtin_memcpy(&w, bytes, sizeof w);
-  } else {
-    for (int i = 0; i < 256; ++i) {
-      w.line[i / 64][i % 64] = bytes[i] & 0x0f;
-      w.line[4 + i / 64][i % 64] = static_cast<std::uint8_t>(bytes[i] >> 4);
+  __builtin_memcpy(&w, bytes, kTileRows * kGroup * kBits / 8);
+  if constexpr (kBits == 4) {
+    for (int c = 0; c < 4; ++c) {
+      for (int v = 0; v < 4; ++v) {
+        w.line[c + 4][v] = w.line[c][v] >> 4 & 0x0f0f0f0fu;
+        w.line[c][v] &= 0x0f0f0f0fu;
+      }
     }
   }
   return w;
 }
+
+// Two columns in the halves of every 32-bit lane.
+KAKEYA_INLINE Shorts both_halves(std::int8_t low, std::int8_t high) {
+  const std::uint32_t pair = static_cast<std::uint16_t>(low) | static_cast<std::uint32_t>(high) << 16;
+  return reinterpret_cast<Shorts>(Words{pair, pair, pair, pair});
+}
+KAKEYA_INLINE Integers add_halves(Shorts pairs) {
+  const Integers lanes = reinterpret_cast<Integers>(pairs);
+  return (lanes << 16 >> 16) + (lanes >> 16);
+}
+// Products fit 16 bits: 255 * 127 one at a time, 15 * 127 sixteen at a time.
 template <int kBits>
 KAKEYA_INLINE F16 dot_tile(const TileWeights& w, const std::int8_t* x) {
-  std::int32_t sums[16] = {};
-  for (int c = 0; c < 8; ++c) {
-    for (int row = 0; row < 16; ++row) {
-      const std::uint8_t* q = w.line[c] + 4 * row;
-      sums[row] += q[0] * x[4 * c] + q[1] * x[4 * c + 1] + q[2] * x[4 * c + 2] + q[3] * x[4 * c + 3];
+  Integers total[4] = {};
+  Shorts sum[4] = {};
+  for (int c = 0; c < 8; ++c, x += 4) {
+    const Shorts even = both_halves(x[0], x[2]), odd = both_halves(x[1], x[3]);
+    for (int v = 0; v < 4; ++v) {
+      const Shorts first = reinterpret_cast<Shorts>(w.line[c][v] & 0x00ff00ffu) * even;
+      const Shorts second = reinterpret_cast<Shorts>(w.line[c][v] >> 8 & 0x00ff00ffu) * odd;
+      if constexpr (kBits == 4) {
+        sum[v] += first + second;
+      } else {
+        total[v] += add_halves(first) + add_halves(second);
+      }
     }
   }
-  float lanes[16];
-  for (int row = 0; row < 16; ++row) lanes[row] = static_cast<float>(sums[row]);
-  return load(lanes);
+  F16 dot;
+  for (int v = 0; v < 4; ++v) dot.v[v] = __builtin_convertvector(total[v] + add_halves(sum[v]), F16::Vec);
+  return dot;
 }
 
 // Eight neighbouring columns of sixteen rows.
