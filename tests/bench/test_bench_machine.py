@@ -12,9 +12,16 @@ from kakeya.bench.machine import (
     cpu_model,
     installed_version,
     machine_facts,
+    public_name,
     resident_bytes,
     usable_cores,
 )
+
+
+def test_reports_name_a_model_and_not_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    assert public_name(str(tmp_path / "m.gguf")) == "m.gguf"
+    assert public_name("org/name") == "org/name"
 
 
 def test_facts_name_machine_and_software() -> None:

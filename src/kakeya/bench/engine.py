@@ -13,7 +13,7 @@ from kakeya.bench.engine_results import (
     speed_results,
     startup_results,
 )
-from kakeya.bench.machine import Bystanders, machine_facts, resident_bytes
+from kakeya.bench.machine import Bystanders, machine_facts, public_name, resident_bytes
 from kakeya.bench.ours import RuntimeSide
 from kakeya.bench.peers import PeerProcess, require_peer
 from kakeya.bench.plan import Plan, Side, Speeds, announcements, run_group
@@ -109,12 +109,17 @@ def _measured(sides: Sequence[Side], plan: Plan, announce: Callable[[str], None]
 
 def _settings(bench: EngineBench, runtime: Runtime) -> dict[str, Any]:
     return {
-        "model": bench.model,
+        "model": public_name(bench.model),
         "repeats": bench.plan.repeats,
         "peers": bench.peers,
         "engine": asdict(_roomy(bench)),
-        "runtime": asdict(runtime.describe()),
+        "runtime": _runtime_facts(runtime),
     }
+
+
+def _runtime_facts(runtime: Runtime) -> dict[str, Any]:
+    facts = asdict(runtime.describe())
+    return {**facts, "model": public_name(facts["model"]), "path": public_name(facts["path"])}
 
 
 def _peer_results(sides: Sequence[Side]) -> dict[str, Any] | None:

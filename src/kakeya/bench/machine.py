@@ -30,6 +30,11 @@ def machine_facts() -> dict[str, object]:
     }
 
 
+def public_name(model: str) -> str:
+    """A model as reports name it: of a path only its end, since reports are for strangers."""
+    return Path(model).name if Path(model).exists() else model
+
+
 def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
     """The processor's name as the system gives it."""
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []

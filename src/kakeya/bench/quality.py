@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kakeya.bench.machine import machine_facts
+from kakeya.bench.machine import machine_facts, public_name
 from kakeya.bench.prose import prose
 from kakeya.bench.quality_results import (
     REFERENCE,
@@ -132,7 +132,7 @@ def _sum(tallies: Iterable[Tally]) -> Tally:
 
 def _settings(bench: QualityBench, passages: Sequence[Sequence[int]]) -> dict[str, Any]:
     return {
-        "model": bench.model,
+        "model": public_name(bench.model),
         "text": "bench/data/galapagos.txt",
         "tokens": sum(map(len, passages)),
         "passage_tokens": bench.passage_tokens,
