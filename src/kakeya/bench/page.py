@@ -53,7 +53,8 @@ def picture(chart: str) -> str:
     """A chart of the page as an SVG file of its own, for a README."""
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">'
     ground = '<rect width="100%" height="100%" style="fill: var(--page)"/>'
-    return f"{opening}\n<style>\n{_style()}</style>\n{ground}\n{chart}\n</svg>\n"
+    style = f"<style>\n{_style()}svg {{ margin: 0; height: 100%; }}\n</style>"
+    return f"{opening}\n{style}\n{ground}\n{chart}\n</svg>\n"
 
 
 def _style() -> str:
