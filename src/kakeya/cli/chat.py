@@ -27,7 +27,7 @@ def chat(
     top_p: options.TopP = 0.9,
     top_k: options.TopK = 0,
     min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
+    repetition_penalty: options.RepetitionPenalty = 1.1,
     seed: options.Seed = None,
     as_json: options.Json = False,
 ) -> None:
