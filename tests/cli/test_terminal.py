@@ -94,7 +94,7 @@ def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(terminal: Terminal) -> Non
 
 def test_a_pipe_gets_the_answer_and_nothing_else(default_model: Path) -> None:
     done = subprocess.run(
-        [*KAKEYA, "chat", "--temperature", "0", "--window", "124"],
+        [*KAKEYA, "chat", "--temperature", "0", "--repetition-penalty", "1", "--window", "124"],
         input="What is 2+2?\n",
         capture_output=True,
         text=True,
