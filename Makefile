@@ -9,11 +9,14 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip
 INPUTS  := pyproject.toml constraints.txt $(wildcard setup.py) \
            $(shell find src/kakeya/kernels -name '*.cpp' -o -name '*.h' -o -name '*.hpp' 2>/dev/null)
+# The contract seen as kakeya/wire/*.proto, so that the stubs import each other from there.
+PROTOC  := $(BIN)/python -m grpc_tools.protoc -Ikakeya/wire=proto/kakeya/v1
+PROTOS  := $(patsubst proto/kakeya/v1/%,kakeya/wire/%,$(wildcard proto/kakeya/v1/*.proto))
 RUNTIME := $(VENV)/.installed-runtime
 DEV     := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test check format bench clean
+.PHONY: help setup chat test check format bench proto docs clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,10 +34,27 @@ check: $(DEV) ## lint, format, types, import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory check-proto
+	$(BIN)/python scripts/api_docs.py --check
 
 format: $(DEV) ## put the code into the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+proto: $(DEV) ## generate the wire stubs from proto/
+	$(PROTOC) --python_out=src --pyi_out=src --grpc_python_out=src $(PROTOS)
+
+docs: $(BIN)/python ## write docs/api.md from the proto comments and the docstrings
+	$(BIN)/python scripts/api_docs.py
+
+# The committed stubs must be what the contract generates.
+.PHONY: check-proto
+check-proto: $(DEV)
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
+	  $(PROTOC) --python_out=$$fresh --pyi_out=$$fresh --grpc_python_out=$$fresh $(PROTOS) && \
+	  for stub in $$fresh/kakeya/wire/*; do \
+	    cmp "$$stub" "src/kakeya/wire/$${stub##*/}" || { echo "stale stubs: run make proto" >&2; exit 1; }; \
+	  done
 
 bench: $(RUNTIME) ## measure the engine (ARGS="--peers" beside llama.cpp)
 	@$(BIN)/kakeya bench engine --model $(MODEL) $(ARGS)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from kakeya.config import CacheConfig, EngineConfig
+from kakeya.config import CacheConfig, EngineConfig, Quotas, RuntimeConfig
 from kakeya.errors import ConfigError, InvalidArgument
 from kakeya.types import SamplingParams
 
@@ -69,3 +69,26 @@ def test_sampling_defaults_are_greedy() -> None:
     assert params.is_greedy
     assert not params.has_penalties
     assert SamplingParams(frequency_penalty=0.1).has_penalties
+
+
+@pytest.mark.parametrize("name", ["max_sessions", "max_concurrent_requests", "tokens_per_minute"])
+@pytest.mark.parametrize("value", [0, -1, 2**40, 1.5, True])
+def test_quotas_name_what_is_wrong(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be a whole number from 1"):
+        Quotas(**{name: value})
+    assert getattr(Quotas(**{name: 1}), name) == 1
+    assert getattr(Quotas(), name) is None
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "1800", True])
+def test_an_idle_time_must_be_one(value: float) -> None:
+    with pytest.raises(ConfigError, match="session_idle_ttl_s must be a number of seconds above 0"):
+        RuntimeConfig(session_idle_ttl_s=value)
+    assert RuntimeConfig(session_idle_ttl_s=None).session_idle_ttl_s is None
+    assert RuntimeConfig().session_idle_ttl_s == 1800
+
+
+@pytest.mark.parametrize("name", ["remembered_requests", "remembered_events"])
+def test_the_memory_of_requests_must_hold_something(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be a whole number from 1"):
+        RuntimeConfig(**{name: 0})

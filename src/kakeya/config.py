@@ -2,6 +2,8 @@
 
 import os
 from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
 
 from kakeya.errors import ConfigError
 from kakeya.types import DType, KernelChoice, Numerics, WeightFormat
@@ -65,3 +67,127 @@ class EngineConfig:
                 f"max_batch_tokens must be at least prefill_block, {self.prefill_block}, "
                 f"got {self.max_batch_tokens}"
             )
+
+
+@dataclass(frozen=True)
+class Quotas:
+    """What one owner may use; None is unlimited.
+
+    `max_concurrent_requests` counts generates in flight. `tokens_per_minute` counts appended and
+    generated tokens.
+    """
+
+    max_sessions: int | None = None
+    max_concurrent_requests: int | None = None
+    tokens_per_minute: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_sessions", "max_concurrent_requests", "tokens_per_minute"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """How sessions are kept: when idle ones are closed, what owners may use, how much is remembered.
+
+    `session_idle_ttl_s` None keeps idle sessions for ever. `remembered_requests` answers are kept for
+    each owner, so that a repeated request id gets the first one; the generates among them are kept
+    with at most `remembered_events` events in all.
+    """
+
+    session_idle_ttl_s: float | None = 1800.0
+    quotas: Quotas = field(default_factory=Quotas)
+    remembered_requests: int = 1024
+    remembered_events: int = 32768
+
+    def __post_init__(self) -> None:
+        if self.session_idle_ttl_s is not None:
+            _seconds("session_idle_ttl_s", self.session_idle_ttl_s)
+        _positive("remembered_requests", self.remembered_requests, most=2**24)
+        _positive("remembered_events", self.remembered_events)
+
+
+def _seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ConfigError(f"{name} must be a number of seconds above 0, got {value!r}")
+
+
+@dataclass(frozen=True)
+class TlsConfig:
+    """PEM files: the server's certificate chain and key, and the authority that client certificates need."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Where the server listens, whom it lets in and what it bears.
+
+    `key_hashes` are SHA-256 digests: the API keys themselves are not kept. Away from the loopback
+    interface both keys and TLS are needed, unless `insecure` says that the risk is known.
+    """
+
+    bind: str = "127.0.0.1:50051"
+    key_hashes: tuple[bytes, ...] = field(default=(), repr=False)
+    tls: TlsConfig | None = None
+    insecure: bool = False
+    max_concurrent_rpcs: int = 1024
+    max_message_bytes: int = 4 * 2**20
+    keepalive_s: float = 30.0
+    keepalive_timeout_s: float = 10.0
+    shutdown_grace_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _positive("max_concurrent_rpcs", self.max_concurrent_rpcs)
+        _positive("max_message_bytes", self.max_message_bytes, least=1024)
+        _seconds_from("keepalive_s", self.keepalive_s, 1.0)
+        _seconds_from("keepalive_timeout_s", self.keepalive_timeout_s, 0.1)
+        _seconds_from("shutdown_grace_s", self.shutdown_grace_s, 0.0)
+        exposures = self.exposures
+        if exposures and not self.insecure:
+            raise ConfigError(
+                f"{self.bind} is not a loopback address, and {' and '.join(exposures)}; "
+                "add the missing option, bind to 127.0.0.1, or accept the risk with --insecure"
+            )
+
+    @property
+    def host(self) -> str:
+        return _host_and_port(self.bind)[0]
+
+    @property
+    def port(self) -> int:
+        return _host_and_port(self.bind)[1]
+
+    @property
+    def exposures(self) -> tuple[str, ...]:
+        """What makes listening here dangerous. Nothing on the loopback interface."""
+        if is_loopback(self.host):
+            return ()
+        open_door = () if self.key_hashes else ("anybody may call it (no --api-key)",)
+        plain_text = () if self.tls else ("everything travels in plain text (no --tls-cert)",)
+        return open_door + plain_text
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`. A name other than localhost counts as reachable."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _host_and_port(bind: str) -> tuple[str, int]:
+    host, colon, port = bind.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535 or (":" in host and not bracketed):
+        raise ConfigError(f"bind must be HOST:PORT such as 127.0.0.1:50051 or [::1]:50051, got {bind!r}")
+    return host.strip("[]"), int(port)
+
+
+def _seconds_from(name: str, value: object, least: float) -> None:
+    # gRPC counts milliseconds in 32 bits.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= 1e6:
+        raise ConfigError(f"{name} must be a number of seconds from {least:g} to 1,000,000, got {value!r}")

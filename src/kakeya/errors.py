@@ -9,21 +9,39 @@
     │   └── DownloadFailed     the fetch broke; nothing was left in the cache
     ├── InvalidArgument        a bad request: token id, sampling value, empty history
     ├── SessionNotFound        unknown, closed, expired or someone else's session
-    ├── SessionBusy            the session is generating already
-    ├── HistoryMismatch        expected_history_length differs from the real one
+    ├── Conflict               the session is not as the call needs it; nothing was changed
+    │   ├── SessionBusy        the session is generating already
+    │   └── HistoryMismatch    expected_history_length differs from the real one
     ├── ResourceExhausted      no slab free, queue full, over quota
     ├── InvariantViolation     the session's bookkeeping broke; the session is failed
     ├── StateMismatch          exported state of another model, geometry or format
     ├── StepFailed             computing the request's step raised
     ├── PeerFailed             a program we are compared with in a benchmark broke
-    └── Unavailable            draining, shut down or still loading
+    ├── Unauthenticated        missing or wrong API key
+    ├── Unavailable            draining, shut down, still loading or out of reach
+    ├── DeadlineExceeded       no answer in the time the caller allowed
+    └── RemoteError            a server answered with something none of the others stands for
 
-Foreign errors are translated where they enter; servers map these to status codes.
+Foreign errors are translated where they enter; servers map these to status codes, and the client maps those
+back: an error that came over the wire has the gRPC status in `status`.
 """
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from grpc import StatusCode
+
+# Trailing metadata in which a gRPC server names the class: ABORTED alone stands for two of them.
+ERROR_NAME_KEY = "kakeya-error"
 
 
 class KakeyaError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose.
+
+    `status` is the gRPC status it came with; None for an error of this process.
+    """
+
+    status: "StatusCode | None" = None
 
 
 class ConfigError(KakeyaError):
@@ -58,11 +76,15 @@ class SessionNotFound(KakeyaError):
     """The session is unknown, closed, expired or belongs to someone else."""
 
 
-class SessionBusy(KakeyaError):
+class Conflict(KakeyaError):
+    """The session is not in the state the call needs. Nothing was changed."""
+
+
+class SessionBusy(Conflict):
     """The session is generating; one generate at a time."""
 
 
-class HistoryMismatch(KakeyaError):
+class HistoryMismatch(Conflict):
     """The caller's idea of the history length is out of date."""
 
 
@@ -90,5 +112,17 @@ class PeerFailed(KakeyaError):
     """The program on the other side of a comparison broke or refused the work."""
 
 
+class Unauthenticated(KakeyaError):
+    """The API key is missing or wrong."""
+
+
 class Unavailable(KakeyaError):
-    """The engine is draining or shut down."""
+    """The server or engine is draining, shut down, still loading or out of reach."""
+
+
+class DeadlineExceeded(KakeyaError, TimeoutError):
+    """The caller's time limit passed before the answer came."""
+
+
+class RemoteError(KakeyaError):
+    """A server failed inside, or answered with something that is not in the contract."""

@@ -9,28 +9,36 @@ import torch
 from torch import Tensor
 
 from kakeya import kernels as native
-from kakeya.config import DEFAULT_MODEL, EngineConfig
+from kakeya.config import DEFAULT_MODEL, EngineConfig, RuntimeConfig
 from kakeya.engine.engine import Engine
+from kakeya.engine.observer import Unobserved
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.runner import CpuBackend
 from kakeya.engine.slab import SlabGeometry, SlabPool
 from kakeya.engine.state import read_state, write_state
 from kakeya.engine.stream import EventStream
+from kakeya.metrics import Metrics
 from kakeya.models.catalogue import resolve
 from kakeya.models.checkpoint import Checkpoint, open_checkpoint
 from kakeya.models.decoder import Decoder
 from kakeya.models.loader import load_decoder
-from kakeya.sessions import Session, SessionStore
+from kakeya.sessions import SessionDesk, Sweeper
 from kakeya.text import Tokenizer
+from kakeya.tracing import Tracing
 from kakeya.types import RuntimeFacts, SamplingParams, SessionInfo
 
 LOCAL_OWNER = "local"
+# Who talks to a runtime in its own process closes its sessions itself.
+_LOCAL = RuntimeConfig(session_idle_ttl_s=None)
 
 
 class Runtime:
     """Sessions over one loaded model: create, append, generate, info, close.
 
-    Methods may be called from any thread. Use it as a context manager, or call `close`.
+    Methods may be called from any thread; each waits for the engine, at most one step. A session is
+    its owner's alone: to others it is SessionNotFound. Calls that go beyond an owner's quotas raise
+    ResourceExhausted. A repeated `request_id` gets the first answer, and nothing is done twice.
+    Use it as a context manager, or call `close`.
     """
 
     def __init__(
@@ -42,6 +50,9 @@ class Runtime:
         model: str = "",
         path: str = "",
         proposer: Proposer | None = None,
+        settings: RuntimeConfig = _LOCAL,
+        metrics: Metrics | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         torch.set_num_threads(config.threads)
         kernels = native.load(config.kernels)
@@ -51,22 +62,47 @@ class Runtime:
             checkpoint, dtype=config.dtype, weights=config.weights, numerics=config.numerics, kernels=kernels
         )
         self.config = config
+        self.settings = settings
         self.tokenizer = tokenizer
         self.model_config = decoder.config
+        self.fingerprint = f"{checkpoint.fingerprint}/{decoder.describe_weights()}"
         self._pool = SlabPool(_geometry(decoder, config), config.capacity)
-        self._fingerprint = f"{checkpoint.fingerprint}/{decoder.describe_weights()}"
-        backend = CpuBackend(decoder, self._pool, config.numerics, kernels, self._fingerprint)
-        self._engine = Engine(backend, config, proposer)
-        self._store = SessionStore()
+        backend = CpuBackend(decoder, self._pool, config.numerics, kernels, self.fingerprint)
+        observer = metrics or Unobserved()
+        self._engine = Engine(backend, config, proposer, observer)
+        self._desk = SessionDesk(self._engine, settings, observer, tracing)
         self._facts = _facts(decoder, self._pool, config, kernels, model, path)
+        if metrics is not None:
+            metrics.watch_sessions(self._desk.count, self._desk.live_bytes, self._facts.pool_bytes)
+        self._sweeper = None
+        if settings.session_idle_ttl_s is not None:
+            self._sweeper = Sweeper(self._desk.sweep, settings.session_idle_ttl_s)
 
     @classmethod
-    def open(cls, model: str = DEFAULT_MODEL, config: EngineConfig | None = None) -> Self:
-        """Load a catalogue name, a path or a hub id, fetching it first if need be."""
+    def open(
+        cls,
+        model: str = DEFAULT_MODEL,
+        config: EngineConfig | None = None,
+        settings: RuntimeConfig = _LOCAL,
+        metrics: Metrics | None = None,
+        tracing: Tracing | None = None,
+    ) -> Self:
+        """Load a catalogue name, a path or a hub id, fetching it first if need be.
+
+        Without `settings` there are no quotas, and idle sessions are kept.
+        """
         path = resolve(model)
         checkpoint = open_checkpoint(path)
-        tokenizer = Tokenizer(checkpoint.tokenizer_files())
-        return cls(checkpoint, tokenizer, config or EngineConfig(), model=model, path=str(path))
+        return cls(
+            checkpoint,
+            Tokenizer(checkpoint.tokenizer_files()),
+            config or EngineConfig(),
+            model=model,
+            path=str(path),
+            settings=settings,
+            metrics=metrics,
+            tracing=tracing,
+        )
 
     def describe(self) -> RuntimeFacts:
         """What was loaded and how it runs."""
@@ -79,11 +115,11 @@ class Runtime:
         client_label: str = "",
         eos_token_ids: Sequence[int] | None = None,
         pinned_prefix_tokens: int | None = None,
+        request_id: str = "",
     ) -> str:
         """A new empty session; its id. EOS ids default to the model's own."""
         eos = self.model_config.eos_token_ids if eos_token_ids is None else eos_token_ids
-        sequence = self._engine.open(owner, eos, pinned_prefix_tokens)
-        return self._store.add(sequence, client_label).session_id
+        return self._desk.create(owner, client_label, eos, pinned_prefix_tokens, request_id)
 
     def append(
         self,
@@ -92,10 +128,10 @@ class Runtime:
         expected_history_length: int | None = None,
         *,
         owner: str = LOCAL_OWNER,
+        request_id: str = "",
     ) -> int:
         """Add tokens to the history; returns its length. An empty append only refreshes the idle clock."""
-        session = self._session(session_id, owner)
-        return self._engine.append(session.sequence, token_ids, expected_history_length)
+        return self._desk.append(session_id, token_ids, expected_history_length, owner, request_id)
 
     def generate(
         self,
@@ -104,32 +140,38 @@ class Runtime:
         sampling: SamplingParams | None = None,
         *,
         owner: str = LOCAL_OWNER,
+        request_id: str = "",
     ) -> EventStream:
-        """Start a generate; one at a time per session. Read or cancel the stream."""
-        session = self._session(session_id, owner)
-        return self._engine.generate(session.sequence, max_tokens, sampling or SamplingParams())
+        """Start a generate; one at a time per session. Read or cancel the stream.
+
+        A repeated request id gets the events that the first call's reader took and the event that ended
+        it; while the first still generates it raises SessionBusy.
+        """
+        return self._desk.generate(session_id, max_tokens, sampling or SamplingParams(), owner, request_id)
 
     def info(self, session_id: str, *, owner: str = LOCAL_OWNER) -> SessionInfo:
         """What the session holds. Asking does not refresh the idle clock."""
-        session = self._store.get(session_id, owner)
-        return self._engine.read(session.sequence, session.describe)
+        return self._desk.info(session_id, owner)
 
-    def fork(self, session_id: str, *, owner: str = LOCAL_OWNER) -> str:
+    def list_sessions(
+        self, *, owner: str = LOCAL_OWNER, page_size: int = 100, page_token: str = ""
+    ) -> tuple[list[SessionInfo], str]:
+        """The owner's sessions, oldest first, and the token of the next page, empty on the last."""
+        return self._desk.page(owner, page_size, page_token)
+
+    def fork(self, session_id: str, *, owner: str = LOCAL_OWNER, request_id: str = "") -> str:
         """A new session with the same history, independent from here on."""
-        session = self._session(session_id, owner)
-        return self._store.add(self._engine.fork(session.sequence), session.client_label).session_id
+        return self._desk.fork(session_id, owner, request_id)
 
     def close_session(self, session_id: str, *, owner: str = LOCAL_OWNER) -> int:
         """Free the session; returns its final history length."""
-        session = self._store.get(session_id, owner)
-        self._store.remove(session)
-        return self._engine.close(session.sequence)
+        return self._desk.close(session_id, owner)
 
     def export_session(
         self, session_id: str, path: Path, *, notes: str = "", owner: str = LOCAL_OWNER
     ) -> None:
         """Write the session's whole state to a file, with a note of the caller's own."""
-        session = self._session(session_id, owner)
+        session = self._desk.used(session_id, owner)
         write_state(path, self._engine.export_state(session.sequence, notes))
 
     def import_session(
@@ -139,16 +181,25 @@ class Runtime:
 
         Raises StateMismatch for a file of another model, geometry or format.
         """
-        state = read_state(path, self._fingerprint, self._pool.geometry)
-        sequence = self._engine.import_state(state, owner)
-        return self._store.add(sequence, client_label).session_id, state.notes
+        state = read_state(path, self.fingerprint, self._pool.geometry)
+        return self._desk.adopt(state, owner, client_label), state.notes
+
+    def sweep(self) -> int:
+        """Close the sessions that are idle for too long; how many they were. Runs by itself as well."""
+        return self._desk.sweep()
 
     def score(self, token_ids: Sequence[int]) -> Tensor:
         """Next-token logits after each token [n, vocab], through the engine, on a temporary session."""
         return self._engine.score(token_ids)
 
+    def drain(self, timeout: float | None = None) -> bool:
+        """Refuse new work and wait for what runs; True when all of it ended in time."""
+        return self._engine.drain(timeout)
+
     def close(self, *, drain_timeout: float = 0.0) -> None:
         """Give running work `drain_timeout` seconds, cancel the rest, stop the engine."""
+        if self._sweeper is not None:
+            self._sweeper.stop()
         if drain_timeout > 0:
             self._engine.drain(drain_timeout)
         self._engine.shutdown()
@@ -160,11 +211,6 @@ class Runtime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _session(self, session_id: str, owner: str) -> Session:
-        session = self._store.get(session_id, owner)
-        session.touch()
-        return session
 
 
 def _geometry(decoder: Decoder, config: EngineConfig) -> SlabGeometry:

@@ -40,7 +40,7 @@ def side(runtime: Runtime) -> Iterator[RuntimeSide]:
 
 
 def _open_histories(runtime: Runtime) -> list[int]:
-    sessions = runtime._store.owned_by("local")
+    sessions = runtime.list_sessions()[0]
     return [runtime.info(session.session_id).history_length for session in sessions]
 
 

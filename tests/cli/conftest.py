@@ -29,7 +29,7 @@ class SharedRuntime(Runtime):
     """Stays open when a verb is done with it. Its sessions must all be closed by then, or slabs run out."""
 
     def __exit__(self, *_: object) -> None:
-        for session in self._store.owned_by("local"):
+        for session in self.list_sessions()[0]:
             self.close_session(session.session_id)
 
 

@@ -75,7 +75,7 @@ def test_the_history_is_what_the_template_writes(empty_runtime: Runtime, max_tok
         for role, content in zip(("user", "assistant"), pair, strict=True)
     ]
     written = empty_runtime.tokenizer.chat_ids(messages, add_generation_prompt=False)
-    tokens = list(empty_runtime._store.get(conversation.info().session_id, "local").sequence.tokens)
+    tokens = list(empty_runtime._desk._store.get(conversation.info().session_id, "local").sequence.tokens)
     # The last answer may have been cut before its end token, and the template ends with a newline.
     assert written[: len(tokens)] == tokens
     assert len(written) - len(tokens) <= 2

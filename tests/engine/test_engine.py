@@ -11,7 +11,9 @@ from torch import Tensor
 from kakeya.engine.batch import Segment
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import DraftRequest
+from kakeya.engine.request import Follower
 from kakeya.engine.runner import CpuBackend, StepOutput
+from kakeya.engine.stream import EventStream
 from kakeya.errors import (
     HistoryMismatch,
     InvalidArgument,
@@ -23,7 +25,7 @@ from kakeya.errors import (
     Unavailable,
 )
 from kakeya.models.decoder import Decoder
-from kakeya.types import DoneEvent, SamplingParams, StopReason, TokenEvent, TruncatedEvent
+from kakeya.types import DoneEvent, Event, SamplingParams, StopReason, TokenEvent, TruncatedEvent
 from support import tiny
 from support.oracle import Oracle
 from support.turns import GREEDY, done_of, say, tokens_of
@@ -469,6 +471,26 @@ def len_of_history(sequence: object) -> int:
 
 
 # The end.
+
+
+def test_a_drain_hears_of_a_request_that_ends_within_a_step(make_engine: MakeEngine) -> None:
+    class Eager(EventStream):
+        """Its reader takes every event at once."""
+
+        def put(self, event: Event) -> None:
+            super().put(event)
+            self.poll()
+
+    class EagerFollower(Follower):
+        def make_stream(self, wake: Callable[[], None]) -> EventStream:
+            return Eager(wake)
+
+    engine = make_engine()
+    sequence = engine.open("someone", [])
+    engine.append(sequence, PROMPT)
+    engine.generate(sequence, 500, GREEDY, EagerFollower())
+    assert engine.drain(10)
+    assert sequence.committed == len(PROMPT) + 500
 
 
 def test_draining_finishes_what_runs_and_refuses_the_rest(make_engine: MakeEngine) -> None:

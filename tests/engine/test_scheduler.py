@@ -3,8 +3,9 @@
 from collections import Counter
 
 from kakeya.config import EngineConfig
+from kakeya.engine.request import Request
 from kakeya.engine.scheduler import Scheduler
-from kakeya.engine.sequence import Request, Sequence
+from kakeya.engine.sequence import Sequence
 from kakeya.engine.slab import SlabGeometry, SlabPool
 from kakeya.engine.stream import EventStream
 from kakeya.types import DType, SamplingParams, TokenEvent
@@ -23,7 +24,7 @@ class Room:
         sequence = Sequence(self.pool.allocate(), owner, (), None)
         sequence.append([3] * prompt)
         stream = EventStream(lambda: None)
-        sequence.request = Request(stream, 10**6, SamplingParams(), prompt, 0, emitted=emitted)
+        sequence.request = Request(stream, 10**6, SamplingParams(), prompt_length=prompt, emitted=emitted)
         if emitted:
             sequence.slab.written = prompt - 1
         self.scheduler.add(sequence)

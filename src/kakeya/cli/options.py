@@ -10,7 +10,7 @@ from kakeya.errors import ConfigError, InvalidArgument
 from kakeya.types import DType, KernelChoice, Numerics, SamplingParams, WeightFormat
 
 _MODEL = "The model"
-_MEMORY = "Memory and arithmetic"
+MEMORY = "Memory and arithmetic"
 _ANSWER = "The answer"
 
 Model = Annotated[
@@ -20,19 +20,19 @@ Model = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
-Sink = Annotated[int, typer.Option(help="First tokens kept for ever.", rich_help_panel=_MEMORY)]
-Window = Annotated[int, typer.Option(help="Most recent tokens kept.", rich_help_panel=_MEMORY)]
-Dtype = Annotated[DType, typer.Option(help="Activations and cache.", rich_help_panel=_MEMORY)]
-Weights = Annotated[WeightFormat, typer.Option(help="How weights are held.", rich_help_panel=_MEMORY)]
+Sink = Annotated[int, typer.Option(help="First tokens kept for ever.", rich_help_panel=MEMORY)]
+Window = Annotated[int, typer.Option(help="Most recent tokens kept.", rich_help_panel=MEMORY)]
+Dtype = Annotated[DType, typer.Option(help="Activations and cache.", rich_help_panel=MEMORY)]
+Weights = Annotated[WeightFormat, typer.Option(help="How weights are held.", rich_help_panel=MEMORY)]
 NumericMode = Annotated[
     Numerics,
-    typer.Option(help="`exact`: bits never depend on other sessions.", rich_help_panel=_MEMORY),
+    typer.Option(help="`exact`: bits never depend on other sessions.", rich_help_panel=MEMORY),
 ]
 Kernels = Annotated[
-    KernelChoice, typer.Option(help="Which code computes: built-in C++ or torch.", rich_help_panel=_MEMORY)
+    KernelChoice, typer.Option(help="Which code computes: built-in C++ or torch.", rich_help_panel=MEMORY)
 ]
 Threads = Annotated[
-    int | None, typer.Option(help="CPU threads; all of them when left out.", rich_help_panel=_MEMORY)
+    int | None, typer.Option(help="CPU threads; all of them when left out.", rich_help_panel=MEMORY)
 ]
 
 MaxTokens = Annotated[int, typer.Option(help="The most tokens of one answer.", rich_help_panel=_ANSWER)]

@@ -25,6 +25,13 @@ class Segment:
     def end(self) -> int:
         return self.start + len(self.tokens)
 
+    def undo(self) -> None:
+        """Back to before the step: unread tokens of earlier steps stay, these rows go."""
+        slab = self.sequence.slab
+        if slab.committed == self.start:
+            slab.rollback()
+        slab.written = self.start
+
 
 def decode_segment(sequence: Sequence, draft: Rows[int]) -> Segment:
     """The newest token and the guesses that follow it, all of whose logits are wanted."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kakeya.engine.batch import Segment
 from kakeya.engine.proposer import DraftRequest, DraftState, Proposer
-from kakeya.engine.sampler import Sampled
+from kakeya.engine.sampler import Sampled, SampleRequest
+from kakeya.engine.scheduler import request_of
 from kakeya.engine.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -91,3 +92,21 @@ def accepted(segment: Segment, sampled: Tokens[Sampled]) -> Tokens[Sampled]:
         if stops or index == len(draft) or token.token_id != draft[index]:
             return sampled[: index + 1]
     return sampled
+
+
+def sample_requests(segment: Segment, reach: int) -> list[SampleRequest]:
+    """One request for each logit row, as if the draft before it had been accepted.
+
+    Penalties look back over `reach` tokens.
+    """
+    sampling = request_of(segment.sequence).sampling
+    history: Tokens[int] = ()
+    if segment.logit_rows and sampling.has_penalties:
+        draft = segment.tokens[segment.rows - segment.draft_count :]
+        history = [*segment.sequence.tokens[-reach:], *draft]
+    requests = []
+    for row in range(segment.logit_rows):
+        known = len(history) - segment.draft_count + row
+        position = segment.end - segment.logit_rows + row + 1
+        requests.append(SampleRequest(sampling, position, history[max(0, known - reach) : max(0, known)]))
+    return requests

@@ -6,7 +6,6 @@ Other threads talk to it through calls that queue in a bounded inbox and through
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence as Tokens
 from typing import TypeVar
 
@@ -15,13 +14,16 @@ from torch import Tensor
 
 from kakeya.config import EngineConfig
 from kakeya.engine.batch import Segment, prefill_segment
-from kakeya.engine.drafting import Drafter, accepted
+from kakeya.engine.checks import check_count, check_tokens
+from kakeya.engine.drafting import Drafter, accepted, sample_requests
 from kakeya.engine.inbox import Inbox
+from kakeya.engine.observer import EngineObserver, Unobserved
 from kakeya.engine.proposer import Proposer
+from kakeya.engine.request import Follower, Request
 from kakeya.engine.runner import Backend
-from kakeya.engine.sampler import Sampled, SampleRequest, sample
+from kakeya.engine.sampler import Sampled, sample
 from kakeya.engine.scheduler import Scheduler, request_of
-from kakeya.engine.sequence import Request, Sequence
+from kakeya.engine.sequence import Sequence
 from kakeya.engine.state import SequenceState, restore, snapshot
 from kakeya.engine.stream import EventStream
 from kakeya.errors import (
@@ -34,7 +36,7 @@ from kakeya.errors import (
     StepFailed,
     Unavailable,
 )
-from kakeya.types import DoneEvent, FailedEvent, SamplingParams, StopReason, TokenEvent, TruncatedEvent
+from kakeya.types import FailedEvent, SamplingParams, StopReason, TokenEvent, TruncatedEvent
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,9 +45,16 @@ T = TypeVar("T")
 class Engine:
     """Continuous batching over bounded slabs. Public methods may be called from any thread."""
 
-    def __init__(self, backend: Backend, config: EngineConfig, proposer: Proposer | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        config: EngineConfig,
+        proposer: Proposer | None = None,
+        observer: EngineObserver | None = None,
+    ) -> None:
         self._backend = backend
         self._config = config
+        self._observer = observer or Unobserved()
         self._drafter = Drafter(proposer, backend.vocab_size)
         self._scheduler = Scheduler(config)
         self._inbox = Inbox(config.max_waiting)
@@ -67,15 +76,27 @@ class Engine:
         self._check_tokens(token_ids)
         return self._inbox.ask(lambda: self._append(sequence, token_ids, expected_length))
 
-    def generate(self, sequence: Sequence, max_tokens: int, sampling: SamplingParams) -> EventStream:
-        """Start generating; the events arrive on the returned stream."""
-        _check_count("max_tokens", max_tokens)
+    def generate(
+        self, sequence: Sequence, max_tokens: int, sampling: SamplingParams, follower: Follower | None = None
+    ) -> EventStream:
+        """Start generating; the events arrive on the returned stream. `follower` hears how it goes."""
+        check_count("max_tokens", max_tokens)
         self._check_tokens(sampling.logit_bias)
-        return self._inbox.ask(lambda: self._generate(sequence, max_tokens, sampling))
+        follower = follower or Follower()
+        request = Request(follower.make_stream(self._inbox.wake), max_tokens, sampling, follower)
+        return self._inbox.ask(lambda: self._generate(sequence, request))
 
     def read(self, sequence: Sequence, view: Callable[[Sequence], T]) -> T:
         """A consistent look at a sequence: `view` runs on the engine thread."""
         return self._inbox.ask(lambda: view(self._settled(sequence)))
+
+    def read_all(self, sequences: Iterable[Sequence], view: Callable[[Sequence], T]) -> list[T]:
+        """The same look at many sequences at one moment."""
+        return self._inbox.ask(lambda: [view(self._settled(sequence)) for sequence in sequences])
+
+    def rest(self, sequence: Sequence) -> None:
+        """See to it that a cancelled generate is over. Raises SessionBusy for one that goes on."""
+        self._inbox.ask(lambda: self._resting(sequence))
 
     def fork(self, sequence: Sequence) -> Sequence:
         """An independent copy of a resting sequence, on a slab of its own."""
@@ -94,6 +115,10 @@ class Engine:
     def close(self, sequence: Sequence) -> int:
         """Cancel what runs, free the slab; returns the final history length."""
         return self._inbox.ask(lambda: self._close(sequence))
+
+    def close_if(self, sequence: Sequence, unwanted: Callable[[Sequence], bool]) -> bool:
+        """Close it if `unwanted` says so on the engine thread, where nothing can begin meanwhile."""
+        return self._inbox.ask(lambda: self._close_if(sequence, unwanted))
 
     def score(self, token_ids: Tokens[int], pinned: int | None = None) -> Tensor:
         """Next-token logits after each token [n, vocab], in canonical blocks on a slab of its own."""
@@ -140,6 +165,8 @@ class Engine:
             self._inbox.answer(wait=not self._scheduler.ready())
             self._end_requests()
             self._step()
+            if self._draining and not self._scheduler.active:
+                self._drained.set()
         for sequence in list(self._scheduler.active):
             self._cancel(sequence)
 
@@ -150,6 +177,8 @@ class Engine:
         segments = self._scheduler.plan(ready, drafts)
         if not segments:
             return
+        for segment in segments:
+            request_of(segment.sequence).planned(self._observer)
         try:
             self._advance(segments)
         except Exception as error:
@@ -159,7 +188,8 @@ class Engine:
         for segment in segments:
             segment.sequence.slab.reserve(segment.rows)
         output = self._backend.run(segments, self._drafter.hidden_layers)
-        sampled = sample(output.logits, [r for s in segments for r in self._sample_requests(s)])
+        reach = self._config.cache.capacity
+        sampled = sample(output.logits, [r for s in segments for r in sample_requests(s, reach)])
         row, logit_row = 0, 0
         for segment in segments:
             chosen = accepted(segment, sampled[logit_row : logit_row + segment.logit_rows])
@@ -173,39 +203,25 @@ class Engine:
         """Keep the accepted rows, forget the rest, and emit the chosen tokens."""
         sequence, request = segment.sequence, request_of(segment.sequence)
         sequence.slab.written = segment.start + kept
-        request.proposed += segment.draft_count
-        request.accepted += segment.draft_count - (segment.rows - kept)
+        if not sequence.is_decoding:
+            self._observer.prompt_computed(kept)
+        if segment.draft_count:
+            request.judged(segment.draft_count, segment.rows - kept, self._observer)
         for token in chosen:
             self._emit(sequence, request, token)
         self._settled(sequence)
 
     def _emit(self, sequence: Sequence, request: Request, token: Sampled) -> None:
-        if request.first_token_at is None:
-            request.first_token_at = time.monotonic()
-            if sequence.dropped:
-                request.stream.put(TruncatedEvent(sequence.dropped))
+        if not request.emitted and sequence.dropped:
+            request.stream.put(TruncatedEvent(sequence.dropped))
+        request.token_emitted(self._observer)
         sequence.tokens.append(token.token_id)
-        request.emitted += 1
         request.stream.put(TokenEvent(token.token_id, token.logprob, token.top_logprobs))
         is_eos = token.token_id in sequence.eos_token_ids
         if is_eos or request.remaining == 0:
             request.finished = True
             reason = StopReason.EOS if is_eos else StopReason.MAX_TOKENS
-            request.stream.put(_done(request, reason, request.emitted))
-
-    def _sample_requests(self, segment: Segment) -> list[SampleRequest]:
-        """One request for each logit row, as if the draft before it had been accepted."""
-        sampling, reach = request_of(segment.sequence).sampling, self._config.cache.capacity
-        history: Tokens[int] = ()
-        if segment.logit_rows and sampling.has_penalties:
-            draft = segment.tokens[segment.rows - segment.draft_count :]
-            history = [*segment.sequence.tokens[-reach:], *draft]
-        requests = []
-        for row in range(segment.logit_rows):
-            known = len(history) - segment.draft_count + row
-            position = segment.end - segment.logit_rows + row + 1
-            requests.append(SampleRequest(sampling, position, history[max(0, known - reach) : max(0, known)]))
-        return requests
+            request.stream.put(request.done(reason, request.emitted))
 
     # What the calls do.
 
@@ -222,31 +238,34 @@ class Engine:
                 f"expected_history_length is {expected_length}, the history has {sequence.committed} tokens"
             )
         sequence.append(token_ids)
+        self._count_evicted(sequence)
         return sequence.committed
 
-    def _generate(self, sequence: Sequence, max_tokens: int, sampling: SamplingParams) -> EventStream:
+    def _generate(self, sequence: Sequence, request: Request) -> EventStream:
         self._refuse_when_draining()
         self._resting(sequence)
         if not sequence.tokens:
             raise InvalidArgument("cannot generate on an empty session: append at least one token first")
         if len(self._scheduler.active) >= self._config.max_waiting:
             raise ResourceExhausted(f"{self._config.max_waiting} requests are in flight already")
-        stream = EventStream(self._inbox.wake)
-        sequence.request = Request(stream, max_tokens, sampling, sequence.committed, sequence.slab.written)
+        sequence.begin(request)
         self._scheduler.add(sequence)
-        return stream
+        self._observer.request_queued()
+        return request.stream
 
     def _fork(self, sequence: Sequence) -> Sequence:
         self._resting(sequence)
         copy = self._open(sequence.owner, tuple(sequence.eos_token_ids), sequence.slab.sink)
         copy.slab.copy_from(sequence.slab)
         copy.append(sequence.tokens)
+        copy.newly_dropped()  # what the original dropped is counted already
         copy.draft = sequence.draft.fork() if sequence.draft is not None else None
         return copy
 
     def _import(self, state: SequenceState, owner: str) -> Sequence:
         sequence = self._open(owner, state.eos_token_ids, state.sink)
         restore(sequence, state)
+        sequence.newly_dropped()
         sequence.draft = self._drafter.restore(state.draft)
         return sequence
 
@@ -257,6 +276,12 @@ class Engine:
             sequence.error = SessionNotFound("the session is closed")
             self._backend.pool.release(sequence.slab)
         return sequence.committed
+
+    def _close_if(self, sequence: Sequence, unwanted: Callable[[Sequence], bool]) -> bool:
+        if not unwanted(self._settled(sequence)):
+            return False
+        self._close(sequence)
+        return True
 
     def _score_block(self, sequence: Sequence) -> Tensor:
         block = prefill_segment(sequence, self._config.prefill_block)
@@ -277,17 +302,19 @@ class Engine:
             return sequence
         request = sequence.request
         try:
-            sequence.commit_taken()
+            self._commit_taken(sequence)
         except InvariantViolation as error:
             self._fail_sequence(sequence, error)
             return sequence
         if request is not None and request.finished and request.stream.unread_after_pause() == 0:
-            sequence.commit_taken()
+            self._commit_taken(sequence)
             self._release(sequence)
         return sequence
 
     def _resting(self, sequence: Sequence) -> Sequence:
-        """The sequence itself, if it is usable and not generating."""
+        """The sequence itself, if it is usable and not generating; a cancel asked for comes first."""
+        if sequence.request is not None and sequence.request.stream.cancel_requested:
+            self._cancel(sequence)
         if sequence.error is None and self._settled(sequence).request is not None:
             raise SessionBusy("the session is generating: read its stream to the end or cancel it")
         if sequence.error is not None:
@@ -301,28 +328,37 @@ class Engine:
                 self._cancel(sequence)
             else:
                 self._settled(sequence)
-        if self._draining and not self._scheduler.active:
-            self._drained.set()
 
     def _cancel(self, sequence: Sequence) -> None:
         request = request_of(sequence)
-        request.stream.cut(lambda taken: _done(request, StopReason.CANCELLED, taken))
+        request.stream.cut(lambda taken: request.done(StopReason.CANCELLED, taken))
         self._take_back(sequence)
 
     def _take_back(self, sequence: Sequence) -> None:
         """End a request whose stream was cut: what the reader took stays, the rest is forgotten."""
-        sequence.commit_taken()
+        self._commit_taken(sequence)
         sequence.rollback()
         self._release(sequence)
 
+    def _commit_taken(self, sequence: Sequence) -> None:
+        sequence.commit_taken()
+        self._count_evicted(sequence)
+
+    def _count_evicted(self, sequence: Sequence) -> None:
+        if dropped := sequence.newly_dropped():
+            self._observer.tokens_evicted(dropped)
+
     def _release(self, sequence: Sequence) -> None:
+        """The request is over and the sequence rests."""
+        request = request_of(sequence)
         self._scheduler.remove(sequence)
         sequence.request = None
+        request.ended(self._observer)
 
     def _retry_alone(self, segments: Tokens[Segment], error: Exception) -> None:
         """A step raised: undo it, then run each segment by itself, so that only the guilty fail."""
         for segment in segments:
-            _undo(segment)
+            segment.undo()
         if len(segments) == 1:
             self._fail_request(segments[0].sequence, error)
             return
@@ -331,7 +367,7 @@ class Engine:
             try:
                 self._advance([segment])
             except Exception as own_error:
-                _undo(segment)
+                segment.undo()
                 self._fail_request(segment.sequence, own_error)
 
     def _fail_request(self, sequence: Sequence, error: Exception) -> None:
@@ -340,17 +376,18 @@ class Engine:
             return
         log.error("a generate failed", exc_info=error)
         failure = error if isinstance(error, StepFailed) else StepFailed(f"the step failed: {error!r}")
-        request_of(sequence).stream.cut(lambda taken: FailedEvent(failure))
+        request = request_of(sequence)
+        request.stream.cut(lambda taken: request.failed(failure))
         self._take_back(sequence)
 
     def _fail_sequence(self, sequence: Sequence, error: InvariantViolation) -> None:
         """The bookkeeping of this sequence is broken: fail it for good and free its slab."""
         log.error("a session failed", exc_info=error)
-        sequence.inv1_violations += error.invariant == "INV-1"
-        sequence.inv2_violations += error.invariant == "INV-2"
-        sequence.error = error
-        if sequence.request is not None:
-            sequence.request.stream.cut(lambda taken: FailedEvent(error))
+        sequence.fail(error)
+        self._observer.invariant_violated(error.invariant)
+        request = sequence.request
+        if request is not None:
+            request.stream.cut(lambda taken: request.failed(error))
             self._release(sequence)
         self._backend.pool.release(sequence.slab)
 
@@ -359,33 +396,4 @@ class Engine:
             raise Unavailable("the engine is draining and takes no new work")
 
     def _check_tokens(self, token_ids: Iterable[object]) -> None:
-        vocab = self._backend.vocab_size
-        for token in token_ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
-                raise InvalidArgument(f"token id {token!r} is not in the vocabulary of {vocab} tokens")
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgument(f"{name} must be a whole number of at least 1, got {value!r}")
-
-
-def _undo(segment: Segment) -> None:
-    """Back to before the step: unread tokens of earlier steps stay, this step's rows go."""
-    slab = segment.sequence.slab
-    if slab.committed == segment.start:
-        slab.rollback()
-    slab.written = segment.start
-
-
-def _done(request: Request, reason: StopReason, tokens: int) -> DoneEvent:
-    now = time.monotonic()
-    return DoneEvent(
-        stop_reason=reason,
-        generated_token_count=tokens,
-        prefill_duration_seconds=(request.first_token_at or now) - request.started_at,
-        total_duration_seconds=now - request.started_at,
-        cached_token_count=request.cached_tokens,
-        accepted_draft_tokens=request.accepted,
-        proposed_draft_tokens=request.proposed,
-    )
+        check_tokens(token_ids, self._backend.vocab_size)

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence as List
 
 from kakeya.config import EngineConfig
 from kakeya.engine.batch import Segment, decode_segment, prefill_segment
-from kakeya.engine.sequence import Request, Sequence
+from kakeya.engine.request import Request
+from kakeya.engine.sequence import Sequence
 
 
 class Scheduler:

@@ -1,36 +1,12 @@
 """The engine's half of a session: its tokens, its slab and the generate that runs on it."""
 
-import time
 from array import array
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
 
 from kakeya.engine.proposer import DraftState
+from kakeya.engine.request import Request
 from kakeya.engine.slab import KVSlab
-from kakeya.engine.stream import EventStream
-from kakeya.types import SamplingParams
-
-
-@dataclass
-class Request:
-    """One generate in flight."""
-
-    stream: EventStream
-    max_tokens: int
-    sampling: SamplingParams
-    prompt_length: int
-    cached_tokens: int
-    started_at: float = field(default_factory=time.monotonic)
-    first_token_at: float | None = None
-    served: int = 0
-    emitted: int = 0
-    proposed: int = 0
-    accepted: int = 0
-    finished: bool = False
-
-    @property
-    def remaining(self) -> int:
-        return self.max_tokens - self.emitted
+from kakeya.errors import InvariantViolation
 
 
 class Sequence:
@@ -54,6 +30,7 @@ class Sequence:
         self.error: Exception | None = None
         self.inv1_violations = 0
         self.inv2_violations = 0
+        self._drops_told = 0
 
     @property
     def is_decoding(self) -> bool:
@@ -65,9 +42,19 @@ class Sequence:
         """Committed tokens that the next one can no longer attend to."""
         return max(0, self.committed - self.slab.geometry.cache.capacity)
 
+    def newly_dropped(self) -> int:
+        """How many more have been dropped since this was last asked."""
+        told, self._drops_told = self._drops_told, self.dropped
+        return self._drops_told - told
+
     def append(self, token_ids: Tokens[int]) -> None:
         self.tokens.extend(token_ids)
         self.committed = len(self.tokens)
+
+    def begin(self, request: Request) -> None:
+        """Rest no more: `request` goes on from the committed history."""
+        request.prompt_length, request.cached_tokens = self.committed, self.slab.written
+        self.request = request
 
     def commit_taken(self) -> None:
         """What the reader has taken is history now."""
@@ -76,6 +63,12 @@ class Sequence:
         settled = min(max(self.committed - 1, 0), self.slab.written)
         if settled != self.slab.committed:
             self.slab.commit(settled)
+
+    def fail(self, error: InvariantViolation) -> None:
+        """Unusable from here on: its bookkeeping broke."""
+        self.inv1_violations += error.invariant == "INV-1"
+        self.inv2_violations += error.invariant == "INV-2"
+        self.error = error
 
     def rollback(self) -> None:
         """Forget tokens that are not committed, here and in the slab and in the draft state."""

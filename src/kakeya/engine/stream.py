@@ -27,6 +27,7 @@ class EventStream:
         self._reader_is_behind = False
         self._terminated = False
         self._ended = False
+        self._announce: Callable[[], None] | None = None
         self.cancel_requested = False
 
     # The engine's side.
@@ -38,7 +39,7 @@ class EventStream:
             self._events.append(event)
             self._unread += isinstance(event, TokenEvent)
             self._terminated = isinstance(event, (DoneEvent, FailedEvent))
-            self._changed.notify()
+            self._tell_reader()
 
     def cut(self, terminal_event: Callable[[int], Event]) -> None:
         """Drop what is unread and end with `terminal_event(tokens taken)`, unless the reader saw the end."""
@@ -48,7 +49,7 @@ class EventStream:
             if not self._ended:
                 self._terminated = True
                 self._events.append(terminal_event(self._taken))
-            self._changed.notify()
+            self._tell_reader()
 
     def taken(self) -> int:
         return self._taken
@@ -63,7 +64,22 @@ class EventStream:
     def unread(self) -> int:
         return self._unread
 
+    def _tell_reader(self) -> None:
+        self._changed.notify()
+        if self._announce is not None:
+            self._announce()
+
     # The reader's side.
+
+    def subscribe(self, announce: Callable[[], None]) -> None:
+        """Have `announce` called whenever events wait: at once if some do, later from the engine thread.
+
+        For readers that cannot block; it must return quickly and must not touch the stream.
+        """
+        with self._changed:
+            self._announce = announce
+            if self._events:
+                announce()
 
     def cancel(self) -> None:
         """Ask the engine to stop; the stream then ends with a CANCELLED done event."""
@@ -78,16 +94,29 @@ class EventStream:
         with self._changed:
             if not self._changed.wait_for(lambda: self._events, timeout):
                 raise TimeoutError(f"no event within {timeout} s")
-            event = self._events.popleft()
-            if isinstance(event, TokenEvent):
-                self._taken += 1
-                self._unread -= 1
-            self._ended = isinstance(event, (DoneEvent, FailedEvent))
-            wake = self._reader_is_behind
-            self._reader_is_behind = False
-        if wake:
-            self._wake()
+            event = self._take()
+        self._wake_if_asked()
         return event
+
+    def poll(self) -> Event | None:
+        """Take the next event if one waits."""
+        with self._changed:
+            event = self._take() if self._events else None
+        self._wake_if_asked()
+        return event
+
+    def _take(self) -> Event:
+        event = self._events.popleft()
+        if isinstance(event, TokenEvent):
+            self._taken += 1
+            self._unread -= 1
+        self._ended = isinstance(event, (DoneEvent, FailedEvent))
+        return event
+
+    def _wake_if_asked(self) -> None:
+        if self._reader_is_behind:
+            self._reader_is_behind = False
+            self._wake()
 
     def __iter__(self) -> Iterator[Event]:
         """Yield events up to and including the done one; a failure is raised as its error."""

@@ -4,7 +4,15 @@ import time
 from dataclasses import dataclass, field
 
 from kakeya.engine.sequence import Sequence
+from kakeya.errors import InvalidArgument, SessionNotFound
 from kakeya.types import SessionInfo
+
+MAX_LABEL = 256
+
+
+def check_label(label: str) -> None:
+    if len(label) > MAX_LABEL:
+        raise InvalidArgument(f"client_label must have at most {MAX_LABEL} characters, got {len(label)}")
 
 
 @dataclass
@@ -15,33 +23,62 @@ class Session:
     owner: str
     client_label: str
     sequence: Sequence
+    number: int
+    """Counts the owner's sessions in the order of their creation, from 1."""
     last_used_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def state(self) -> str:
+        if self.sequence.error is not None:
+            return "failed"
+        return "idle" if self.sequence.request is None else "generating"
+
+    @property
+    def is_closed(self) -> bool:
+        return isinstance(self.sequence.error, SessionNotFound)
+
+    @property
+    def live_bytes(self) -> int:
+        """What its slab holds; a failed session has none any more."""
+        return self.sequence.slab.live_bytes if self.sequence.error is None else 0
+
+    @property
+    def idle_seconds(self) -> float:
+        return time.monotonic() - self.last_used_at
 
     def touch(self) -> None:
         """Refresh the idle clock."""
         self.last_used_at = time.monotonic()
 
+    def has_expired(self, ttl: float) -> bool:
+        """Whether nobody has used it for `ttl` seconds. Call on the engine thread.
+
+        Generating is use, so its idle clock starts again.
+        """
+        if self.sequence.request is not None:
+            self.touch()
+        return self.idle_seconds >= ttl
+
     def describe(self, sequence: Sequence) -> SessionInfo:
-        """What the session holds. Call on the engine thread, which owns the sequence."""
+        """What the session holds. Call on the engine thread, which owns the sequence.
+
+        Raises SessionNotFound when it was closed meanwhile.
+        """
+        if isinstance(sequence.error, SessionNotFound):
+            raise sequence.error
         slab = sequence.slab
         return SessionInfo(
             session_id=self.session_id,
-            state=_state(sequence),
+            state=self.state,
             client_label=self.client_label,
             history_length=sequence.committed,
             computed_length=slab.committed,
             sink=slab.sink,
             window=slab.window,
-            kv_live_bytes=slab.live_bytes,
+            kv_live_bytes=self.live_bytes,
             kv_capacity_bytes=slab.storage.nbytes,
             dropped_token_count=sequence.dropped,
             cache_invariant_inv1_violations=sequence.inv1_violations,
             cache_invariant_inv2_violations=sequence.inv2_violations,
-            idle_seconds=time.monotonic() - self.last_used_at,
+            idle_seconds=self.idle_seconds if sequence.request is None else 0.0,
         )
-
-
-def _state(sequence: Sequence) -> str:
-    if sequence.error is not None:
-        return "failed"
-    return "idle" if sequence.request is None else "generating"

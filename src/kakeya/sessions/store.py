@@ -2,6 +2,7 @@
 
 import secrets
 import threading
+from collections import Counter
 
 from kakeya.engine.sequence import Sequence
 from kakeya.errors import SessionNotFound
@@ -13,12 +14,15 @@ class SessionStore:
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
+        self._created: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def add(self, sequence: Sequence, client_label: str) -> Session:
-        session = Session(secrets.token_urlsafe(24), sequence.owner, client_label, sequence)
+        session_id, owner = secrets.token_urlsafe(24), sequence.owner
         with self._lock:
-            self._sessions[session.session_id] = session
+            self._created[owner] += 1
+            session = Session(session_id, owner, client_label, sequence, self._created[owner])
+            self._sessions[session_id] = session
         return session
 
     def get(self, session_id: str, owner: str) -> Session:
@@ -29,10 +33,15 @@ class SessionStore:
             raise SessionNotFound(f"no session {session_id!r}")
         return session
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: Session) -> bool:
+        """Forget a session; False when somebody else just did."""
         with self._lock:
-            self._sessions.pop(session.session_id, None)
+            return self._sessions.pop(session.session_id, None) is not None
+
+    def all(self) -> list[Session]:
+        with self._lock:
+            return list(self._sessions.values())
 
     def owned_by(self, owner: str) -> list[Session]:
-        with self._lock:
-            return [session for session in self._sessions.values() if session.owner == owner]
+        """The owner's sessions, oldest first."""
+        return [session for session in self.all() if session.owner == owner]

@@ -1,0 +1,66 @@
+"""What `kakeya serve` says at its start: what runs, where, for whom, and in how much memory."""
+
+import logging
+from collections.abc import Iterator
+
+import kakeya
+from kakeya.cli.console import Screen, human_bytes
+from kakeya.cli.serve_options import LogFormat
+from kakeya.config import ServerConfig
+from kakeya.types import RuntimeFacts
+
+log = logging.getLogger(__name__)
+
+_BORDER = "!" * 78
+
+
+class Banner:
+    """Lines for a person, or log records where a program reads the log."""
+
+    def __init__(self, screen: Screen, config: ServerConfig, log_format: LogFormat) -> None:
+        self._screen = screen
+        self._config = config
+        self._for_people = log_format is LogFormat.TEXT
+
+    def warn(self) -> None:
+        """Say what is dangerous about the way the server listens, so that nobody can miss it."""
+        exposures = self._config.exposures
+        if not exposures:
+            return
+        reasons = " and ".join(exposures)
+        warning = f"INSECURE: {self._config.bind} can be reached from other machines, and {reasons}."
+        if self._for_people:
+            for line in (_BORDER, warning, "Use it only on a network where you trust everybody.", _BORDER):
+                self._screen.notice(line, "bold red")
+        else:
+            log.warning(warning)
+
+    def show(self, facts: RuntimeFacts, address: str, metrics_url: str | None) -> None:
+        """Say that the server serves."""
+        lines = list(self._lines(facts, address, metrics_url))
+        if self._for_people:
+            for line in lines:
+                self._screen.notice(line, "")
+        else:
+            log.info("; ".join(line.strip() for line in lines))
+
+    def _lines(self, facts: RuntimeFacts, address: str, metrics_url: str | None) -> Iterator[str]:
+        yield f"kakeya {kakeya.__version__} serves {facts.model} on {address}"
+        yield f"  model     {facts.family}, {facts.parameters:,} parameters, {facts.path}"
+        yield (
+            f"  computes  {facts.weights}; {facts.dtype}, {facts.numerics} numerics, "
+            f"{facts.kernels} kernels, {facts.threads} threads"
+        )
+        yield (
+            f"  session   {facts.session_bytes:,} bytes: sink {facts.sink} + window {facts.window:,}, "
+            f"{facts.bytes_per_token:,} bytes per token"
+        )
+        yield f"  node      at most {facts.capacity:,} sessions, {human_bytes(facts.pool_bytes)}, taken now"
+        yield f"  callers   {self._callers()}"
+        if metrics_url is not None:
+            yield f"  metrics   {metrics_url}"
+
+    def _callers(self) -> str:
+        tls, keys = self._config.tls, len(self._config.key_hashes)
+        wire = "plain text" if tls is None else "TLS" if tls.client_ca is None else "mutual TLS"
+        return f"{wire}, {f'{keys} API keys' if keys > 1 else 'one API key' if keys else 'no API key'}"

@@ -1,0 +1,227 @@
+"""The flags of `kakeya serve`, each with its KAKEYA_ environment twin, and the settings they become."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kakeya.cli import options
+from kakeya.cli.command import read_file
+from kakeya.cli.memory import DEFAULT_BUDGET, Budget
+from kakeya.config import (
+    DEFAULT_MODEL,
+    CacheConfig,
+    EngineConfig,
+    Quotas,
+    RuntimeConfig,
+    ServerConfig,
+    TlsConfig,
+)
+from kakeya.errors import ConfigError
+
+_LISTEN = "Listening"
+_WHO = "Who may call"
+_LIMITS = "Limits"
+_WATCH = "Watching it"
+
+# Options whose values are never written anywhere.
+SECRETS = frozenset({"api_key"})
+
+
+class BackendChoice(StrEnum):
+    """What computes."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class LogFormat(StrEnum):
+    """Lines for people, or one JSON object per line."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """The least important line that is written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What `kakeya serve` was asked for: one field per flag."""
+
+    model: options.Model = DEFAULT_MODEL
+    backend: Annotated[BackendChoice, typer.Option(help="What computes.", rich_help_panel=options.MEMORY)] = (
+        BackendChoice.AUTO
+    )
+    sink: options.Sink = CacheConfig.sink
+    window: options.Window = CacheConfig.window
+    dtype: options.Dtype = EngineConfig.dtype
+    weights: options.Weights = EngineConfig.weights
+    numerics: options.NumericMode = EngineConfig.numerics
+    kernels: options.Kernels = EngineConfig.kernels
+    threads: options.Threads = None
+    max_batch_tokens: Annotated[
+        int, typer.Option(help="The most tokens of one engine step.", rich_help_panel=options.MEMORY)
+    ] = EngineConfig.max_batch_tokens
+    capacity: Annotated[
+        int | None,
+        typer.Option(
+            help="Sessions that may exist at once; what the budget holds when left out.",
+            rich_help_panel=options.MEMORY,
+        ),
+    ] = None
+    memory_budget: Annotated[
+        str,
+        typer.Option(
+            help="Memory for all sessions: 8GB, 512MiB, or a share of what is free.",
+            rich_help_panel=options.MEMORY,
+        ),
+    ] = DEFAULT_BUDGET
+    bind: Annotated[str, typer.Option(help="HOST:PORT to listen on.", rich_help_panel=_LISTEN)] = (
+        ServerConfig.bind
+    )
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="Certificate chain, PEM.", rich_help_panel=_LISTEN)
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.", rich_help_panel=_LISTEN)] = None
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(help="Clients need a certificate of this authority, PEM.", rich_help_panel=_LISTEN),
+    ] = None
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="Listen beyond this machine without keys or TLS.", rich_help_panel=_LISTEN
+        ),
+    ] = False
+    shutdown_grace_s: Annotated[
+        float, typer.Option(help="Seconds that running work gets to end.", rich_help_panel=_LISTEN)
+    ] = ServerConfig.shutdown_grace_s
+    keepalive_s: Annotated[
+        float, typer.Option(help="Ping silent connections so often.", rich_help_panel=_LISTEN)
+    ] = ServerConfig.keepalive_s
+    keepalive_timeout_s: Annotated[
+        float, typer.Option(help="Drop a connection whose ping is unanswered.", rich_help_panel=_LISTEN)
+    ] = ServerConfig.keepalive_timeout_s
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="A key that may call; each is an owner. Repeatable.", rich_help_panel=_WHO),
+    ] = None
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="One key per line; # begins a comment.", rich_help_panel=_WHO)
+    ] = None
+    max_concurrent_rpcs: Annotated[
+        int, typer.Option(help="Calls in flight, all clients together.", rich_help_panel=_LIMITS)
+    ] = ServerConfig.max_concurrent_rpcs
+    max_message_bytes: Annotated[
+        int, typer.Option(help="The longest message accepted.", rich_help_panel=_LIMITS)
+    ] = ServerConfig.max_message_bytes
+    session_idle_ttl_s: Annotated[
+        float,
+        typer.Option(help="Close sessions unused for so long; 0 is never.", rich_help_panel=_LIMITS),
+    ] = 1800.0
+    quota_sessions: Annotated[
+        int | None, typer.Option(help="Sessions of one owner.", rich_help_panel=_LIMITS)
+    ] = None
+    quota_concurrent_requests: Annotated[
+        int | None, typer.Option(help="Generates of one owner at once.", rich_help_panel=_LIMITS)
+    ] = None
+    quota_tokens_per_minute: Annotated[
+        int | None,
+        typer.Option(help="Tokens of one owner, appended and generated.", rich_help_panel=_LIMITS),
+    ] = None
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Prometheus metrics over HTTP here.", rich_help_panel=_WATCH)
+    ] = None
+    metrics_host: Annotated[str, typer.Option(help="The address for them.", rich_help_panel=_WATCH)] = (
+        "127.0.0.1"
+    )
+    log_level: Annotated[LogLevel, typer.Option(help="How much to say.", rich_help_panel=_WATCH)] = (
+        LogLevel.INFO
+    )
+    log_format: Annotated[LogFormat, typer.Option(help="For whom to say it.", rich_help_panel=_WATCH)] = (
+        LogFormat.TEXT
+    )
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with settings named like the flags.", is_eager=True, callback=read_file),
+    ] = None
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Show the settings and where they come from, and exit.")
+    ] = False
+
+    def engine_config(self) -> EngineConfig:
+        """The engine's settings, before the capacity is known. Raises ConfigError."""
+        if self.backend is BackendChoice.CUDA:
+            raise ConfigError("there is no cuda backend in this version; use --backend cpu")
+        more = {} if self.threads is None else {"threads": self.threads}
+        return EngineConfig(
+            cache=CacheConfig(sink=self.sink, window=self.window),
+            capacity=1 if self.capacity is None else self.capacity,
+            dtype=self.dtype,
+            weights=self.weights,
+            numerics=self.numerics,
+            kernels=self.kernels,
+            max_batch_tokens=self.max_batch_tokens,
+            **more,
+        )
+
+    def runtime_config(self) -> RuntimeConfig:
+        """How sessions are kept. Raises ConfigError."""
+        return RuntimeConfig(
+            session_idle_ttl_s=self.session_idle_ttl_s or None,
+            quotas=Quotas(
+                max_sessions=self.quota_sessions,
+                max_concurrent_requests=self.quota_concurrent_requests,
+                tokens_per_minute=self.quota_tokens_per_minute,
+            ),
+        )
+
+    def budget(self) -> Budget:
+        """The memory for sessions. Raises ConfigError."""
+        return Budget.parse(self.memory_budget)
+
+    def server_config(self) -> ServerConfig:
+        """The server's settings. Raises ConfigError, also for a bind that is too open."""
+        from kakeya.grpc_server.auth import hash_key
+
+        return ServerConfig(
+            bind=self.bind,
+            key_hashes=tuple(dict.fromkeys(map(hash_key, self._keys()))),
+            tls=self._tls(),
+            insecure=self.insecure,
+            max_concurrent_rpcs=self.max_concurrent_rpcs,
+            max_message_bytes=self.max_message_bytes,
+            keepalive_s=self.keepalive_s,
+            keepalive_timeout_s=self.keepalive_timeout_s,
+            shutdown_grace_s=self.shutdown_grace_s,
+        )
+
+    def _keys(self) -> list[str]:
+        given = list(self.api_key or ())
+        if self.api_key_file is None:
+            return given
+        try:
+            lines = self.api_key_file.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the key file {self.api_key_file} cannot be read: {error}") from error
+        keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+        if not keys:
+            raise ConfigError(f"the key file {self.api_key_file} holds no key")
+        return given + keys
+
+    def _tls(self) -> TlsConfig | None:
+        if self.tls_cert is not None and self.tls_key is not None:
+            return TlsConfig(self.tls_cert, self.tls_key, self.tls_client_ca)
+        if self.tls_cert is not None or self.tls_key is not None or self.tls_client_ca is not None:
+            raise ConfigError("TLS needs both --tls-cert and --tls-key; --tls-client-ca comes on top of them")
+        return None

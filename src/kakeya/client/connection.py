@@ -1,0 +1,145 @@
+"""One channel to a server: calls with a key, a deadline and retries."""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+from grpc.aio import AioRpcError
+
+from kakeya.client.failures import translated
+from kakeya.client.settings import TLS, Keepalive, Retry, channel_options
+from kakeya.errors import Conflict, HistoryMismatch, KakeyaError, Unavailable
+from kakeya.wire import runtime_pb2_grpc
+
+R = TypeVar("R")
+
+
+class Deadline:
+    """When a call with all its retries must be over; None: never."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    def left(self) -> float | None:
+        """Seconds left, never negative."""
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+
+class Attempts:
+    """Counts the tries of one call and pauses between them.
+
+    `after_a_break` is whether one ended without telling what the server did.
+    """
+
+    def __init__(self, retry: Retry, deadline: Deadline) -> None:
+        self._retry = retry
+        self._deadline = deadline
+        self._failed = 0
+        self.after_a_break = False
+
+    def time_left(self) -> float | None:
+        return self._deadline.left()
+
+    def progressed(self) -> None:
+        """The work went on: the next failure is a first one."""
+        self._failed = 0
+
+    async def pause_or_raise(self, error: KakeyaError, *, conflict_passes: bool = False) -> None:
+        """Wait before the next try. Raises `error` when another try is useless or there is no time for it.
+
+        `conflict_passes`: the session is busy only with work that is being stopped.
+        """
+        busy = isinstance(error, Conflict) and not isinstance(error, HistoryMismatch)
+        if not (isinstance(error, Unavailable) or (busy and conflict_passes)):
+            raise error
+        self.after_a_break |= isinstance(error, Unavailable)
+        self._failed += 1
+        delay = self._delay()
+        left = self._deadline.left()
+        if self._failed >= self._retry.attempts or (left is not None and delay >= left):
+            raise error
+        await asyncio.sleep(delay)
+
+    def _delay(self) -> float:
+        longest = min(self._retry.longest_delay, self._retry.first_delay * 2.0 ** (self._failed - 1))
+        return longest * random.uniform(0.5, 1.0)
+
+
+class Connection:
+    """Opens its channel at the first call, on the event loop that makes it, and keeps to that loop."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        api_key: str | None,
+        tls: TLS | None,
+        timeout: float | None,
+        retry: Retry,
+        keepalive: Keepalive,
+    ) -> None:
+        self._target = target
+        self._credentials = None if tls is None else tls.credentials()
+        self._options = channel_options(retry, keepalive)
+        self.timeout = timeout
+        self._retry = retry
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+        self._closed = False
+        self.metadata = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
+
+    @property
+    def stub(self) -> Any:
+        """The nine calls. Raises Unavailable once closed."""
+        if self._closed:
+            raise Unavailable("this client is closed")
+        if self._channel is None:
+            self._channel = self._open()
+            self._stub = runtime_pb2_grpc.RuntimeServiceStub(self._channel)
+        return self._stub
+
+    def attempts(self, timeout: float | None) -> Attempts:
+        return Attempts(self._retry, Deadline(timeout))
+
+    async def call(
+        self,
+        method: Callable[..., Awaitable[R]],
+        request: Any,
+        *,
+        attempts: Attempts | None = None,
+        conflict_passes: bool = False,
+    ) -> R:
+        """A unary call, tried until it is answered or the client's timeout is over.
+
+        Only for what may be repeated: reads, and calls with a request id. Raises the error the server meant.
+        """
+        attempts = attempts or self.attempts(self.timeout)
+        while True:
+            try:
+                return await method(request, timeout=attempts.time_left(), metadata=self.metadata)
+            except AioRpcError as error:
+                await attempts.pause_or_raise(translated(error), conflict_passes=conflict_passes)
+            except asyncio.CancelledError:
+                self.raise_if_closed()
+                raise
+
+    def raise_if_closed(self) -> None:
+        """Tell a call that `close` ended from one whose task was cancelled. Raises Unavailable."""
+        task = asyncio.current_task()
+        if self._closed and (task is None or task.cancelling() == 0):
+            raise Unavailable("this client was closed during the call")
+
+    async def close(self) -> None:
+        """Close the channel; running calls end. May be called again."""
+        self._closed = True
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    def _open(self) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._target, options=self._options)
+        return grpc.aio.secure_channel(self._target, self._credentials, options=self._options)

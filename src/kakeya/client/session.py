@@ -1,0 +1,189 @@
+"""A session on a server: append, generate, chat."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from kakeya.client import values
+from kakeya.client.connection import Connection
+from kakeya.client.requests import generate_request, made, new_request_id
+from kakeya.client.settings import GenerateOptions
+from kakeya.client.stream import AsyncStream, Generation
+from kakeya.client.values import GenerateResult, SessionInfo, Token
+from kakeya.errors import SessionNotFound
+from kakeya.wire import runtime_pb2 as pb
+
+if TYPE_CHECKING:
+    from kakeya.client.chat import Chat
+
+
+async def open_session(connection: Connection, opening: pb.CreateSessionRequest) -> str:
+    """A new session on the server; its id."""
+    opening.request_id = new_request_id()
+    reply: pb.CreateSessionResponse = await connection.call(connection.stub.CreateSession, opening)
+    return reply.session_id
+
+
+class AsyncSession:
+    """A conversation that the server holds. Made by `AsyncClient.create_session` and `AsyncClient.session`.
+
+    As a context manager it closes the session at the end.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        open_chat: "Callable[[], Awaitable[Chat]]",
+        session_id: str,
+        opening: pb.CreateSessionRequest,
+        chat: "Chat | None" = None,
+    ) -> None:
+        self._connection = connection
+        self._open_chat = open_chat
+        self._session_id = session_id
+        self._opening = opening
+        self._chat = chat
+        self._latest: Generation | None = None
+
+    @property
+    def session_id(self) -> str:
+        """Names the session on the server; `client.session(session_id)` attaches to it again."""
+        return self._session_id
+
+    @property
+    def last_result(self) -> GenerateResult | None:
+        """How the last generate or chat ended; None while it runs, after an error and after leaving early."""
+        return None if self._latest is None else self._latest.result
+
+    async def append(self, token_ids: Iterable[int], expected_history_length: int | None = None) -> int:
+        """Add tokens to the history; returns its length. They are computed by the next generate.
+
+        Raises InvalidArgument for an id outside the vocabulary, SessionBusy during a generate, and
+        HistoryMismatch unless the history has `expected_history_length` tokens; nothing is changed then.
+        """
+        request = made(
+            pb.AppendTokensRequest,
+            session_id=self._session_id,
+            token_ids=list(token_ids),
+            expected_history_length=expected_history_length,
+            request_id=new_request_id(),
+        )
+        passes = self._is_stopping()
+        reply: pb.AppendTokensResponse = await self._connection.call(
+            self._connection.stub.AppendTokens, request, conflict_passes=passes
+        )
+        self._settled(passes)
+        return reply.history_length
+
+    def generate(self, max_tokens: int, **options: Unpack[GenerateOptions]) -> AsyncStream[Token]:
+        """Generate up to `max_tokens` tokens after the history; iterate the stream to get them.
+
+        The request goes out with the first token asked for. Iterating raises InvalidArgument for a bad option
+        or an empty history, SessionBusy while another generate runs, and ResourceExhausted when the
+        server has no room.
+        """
+        generation = self._generation(max_tokens, options)
+        return AsyncStream(self._tokens(generation), generation)
+
+    def chat(
+        self, text: str, *, max_tokens: int = 512, **options: Unpack[GenerateOptions]
+    ) -> AsyncStream[str]:
+        """Say `text` and stream the answer as text; the conversation is this object's own.
+
+        The first chat on a session begins a conversation, after whatever the history holds. Where the model's
+        template rewrites earlier turns, the conversation moves to a new session (`session_id` changes) and
+        the old one is closed. Raises InvalidArgument for a model without a chat template.
+        """
+        generation = self._generation(max_tokens, options)
+        return AsyncStream(self._answer(text, generation), generation)
+
+    async def info(self) -> SessionInfo:
+        """What the session holds. Asking does not refresh its idle clock."""
+        reply: pb.GetSessionInfoResponse = await self._connection.call(
+            self._connection.stub.GetSessionInfo, pb.GetSessionInfoRequest(session_id=self._session_id)
+        )
+        return values.session_info(reply)
+
+    async def fork(self) -> "AsyncSession":
+        """A new session with the same history and conversation, independent from here on."""
+        request = pb.ForkSessionRequest(session_id=self._session_id, request_id=new_request_id())
+        passes = self._is_stopping()
+        reply: pb.ForkSessionResponse = await self._connection.call(
+            self._connection.stub.ForkSession, request, conflict_passes=passes
+        )
+        self._settled(passes)
+        chat = None if self._chat is None else self._chat.fork()
+        return AsyncSession(self._connection, self._open_chat, reply.session_id, self._opening, chat)
+
+    async def close(self) -> int | None:
+        """Free the session, cancelling what runs; its final history length.
+
+        None when the reply was lost on the way and the session is gone all the same.
+        """
+        attempts = self._connection.attempts(self._connection.timeout)
+        request = pb.CloseSessionRequest(session_id=self._session_id)
+        try:
+            reply: pb.CloseSessionResponse = await self._connection.call(
+                self._connection.stub.CloseSession, request, attempts=attempts
+            )
+        except SessionNotFound:
+            if not attempts.after_a_break:
+                raise
+            return None
+        return reply.final_history_length
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except SessionNotFound:
+            pass  # closed or expired meanwhile: what was wanted is so
+
+    def _generation(self, max_tokens: int, options: GenerateOptions) -> Generation:
+        settings: dict[str, Any] = dict(options)
+        timeout = settings.pop("timeout", None)
+        return Generation(self._connection, generate_request(max_tokens, **settings), timeout)
+
+    async def _tokens(self, generation: Generation) -> AsyncGenerator[Token, None]:
+        passes = self._is_stopping()
+        self._latest = generation
+        generation.request.session_id = self._session_id
+        async with aclosing(generation.tokens(conflict_passes=passes)) as tokens:
+            async for token in tokens:
+                yield token
+
+    async def _answer(self, text: str, generation: Generation) -> AsyncGenerator[str, None]:
+        if self._chat is None:
+            self._chat = await self._open_chat()
+        turn = self._chat.next_turn(text)
+        if turn.restarts:
+            await self._move()
+        await self.append(turn.token_ids)
+        async with (
+            aclosing(self._tokens(generation)) as tokens,
+            aclosing(self._chat.answer(text, tokens, generation)) as pieces,
+        ):
+            async for piece in pieces:
+                yield piece
+
+    async def _move(self) -> None:
+        """To a new empty session with the same settings."""
+        successor = await open_session(self._connection, self._opening)
+        await self.close()
+        self._session_id = successor
+
+    def _is_stopping(self) -> bool:
+        """Whether the server may be busy with a generate whose reader has left; makes sure that it stops."""
+        if self._latest is None or not self._latest.is_abandoned:
+            return False
+        self._latest.stop()
+        return True
+
+    def _settled(self, was_stopping: bool) -> None:
+        if was_stopping and self._latest is not None:
+            self._latest.ended = True

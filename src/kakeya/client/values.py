@@ -1,0 +1,152 @@
+"""What a server tells, as plain frozen values, and how they are read off the wire."""
+
+from dataclasses import dataclass
+
+from kakeya.errors import RemoteError
+from kakeya.types import StopReason
+from kakeya.wire import runtime_pb2 as pb
+
+_STOP_REASONS = {
+    pb.MAX_TOKENS: StopReason.MAX_TOKENS,
+    pb.EOS: StopReason.EOS,
+    pb.CANCELLED: StopReason.CANCELLED,
+    pb.TRUNCATED: StopReason.TRUNCATED,
+}
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A candidate token and its log-probability under the model's own distribution."""
+
+    id: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Token:
+    """One generated token. Log-probabilities are there if they were asked for, likeliest first."""
+
+    id: int
+    logprob: float | None = None
+    top_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class GenerateResult:
+    """How a generate ended. `dropped_token_count`: tokens of history the model could no longer see."""
+
+    stop_reason: StopReason
+    generated_token_count: int
+    prefill_duration_seconds: float
+    total_duration_seconds: float
+    cached_token_count: int
+    accepted_draft_tokens: int
+    proposed_draft_tokens: int
+    dropped_token_count: int
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """What a session holds right now. `state` is idle, generating or failed."""
+
+    session_id: str
+    state: str
+    client_label: str
+    history_length: int
+    kv_live_bytes: int
+    kv_capacity_bytes: int
+    dropped_token_count: int
+    cache_invariant_inv1_violations: int
+    cache_invariant_inv2_violations: int
+    idle_seconds: float
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """What a server runs, and what one session costs there."""
+
+    version: str
+    model_id: str
+    model_fingerprint: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    sink: int
+    window: int
+    capacity: int
+    kv_bytes_per_session: int
+    features: tuple[str, ...]
+    eos_token_ids: tuple[int, ...]
+
+
+def token(message: pb.Token) -> Token:
+    return Token(
+        id=message.id,
+        logprob=message.logprob if message.HasField("logprob") else None,
+        top_logprobs=tuple(TokenLogprob(top.id, top.logprob) for top in message.top_logprobs),
+    )
+
+
+def generate_result(done: pb.Done, dropped_token_count: int) -> GenerateResult:
+    """Raises RemoteError for a stop reason this version does not know."""
+    reason = _STOP_REASONS.get(done.stop_reason)
+    if reason is None:
+        raise RemoteError(f"the server stopped for a reason unknown here: number {done.stop_reason}")
+    return GenerateResult(
+        stop_reason=reason,
+        generated_token_count=done.generated_token_count,
+        prefill_duration_seconds=done.prefill_duration_seconds,
+        total_duration_seconds=done.total_duration_seconds,
+        cached_token_count=done.cached_token_count,
+        accepted_draft_tokens=done.accepted_draft_tokens,
+        proposed_draft_tokens=done.proposed_draft_tokens,
+        dropped_token_count=dropped_token_count,
+    )
+
+
+def joined(first: GenerateResult, later: GenerateResult) -> GenerateResult:
+    """Two stretches of one generate, the second of which went on where the first was broken off."""
+    return GenerateResult(
+        stop_reason=later.stop_reason,
+        generated_token_count=first.generated_token_count + later.generated_token_count,
+        prefill_duration_seconds=first.prefill_duration_seconds,
+        total_duration_seconds=first.total_duration_seconds + later.total_duration_seconds,
+        cached_token_count=first.cached_token_count,
+        accepted_draft_tokens=first.accepted_draft_tokens + later.accepted_draft_tokens,
+        proposed_draft_tokens=first.proposed_draft_tokens + later.proposed_draft_tokens,
+        dropped_token_count=later.dropped_token_count,
+    )
+
+
+def session_info(message: pb.GetSessionInfoResponse) -> SessionInfo:
+    return SessionInfo(
+        session_id=message.session_id,
+        state=message.state,
+        client_label=message.client_label,
+        history_length=message.history_length,
+        kv_live_bytes=message.kv_live_bytes,
+        kv_capacity_bytes=message.kv_capacity_bytes,
+        dropped_token_count=message.dropped_token_count,
+        cache_invariant_inv1_violations=message.cache_invariant_inv1_violations,
+        cache_invariant_inv2_violations=message.cache_invariant_inv2_violations,
+        idle_seconds=message.idle_seconds,
+    )
+
+
+def server_info(message: pb.GetServerInfoResponse) -> ServerInfo:
+    return ServerInfo(
+        version=message.version,
+        model_id=message.model_id,
+        model_fingerprint=message.model_fingerprint,
+        layers=message.layers,
+        kv_heads=message.kv_heads,
+        head_dim=message.head_dim,
+        vocab_size=message.vocab_size,
+        sink=message.sink,
+        window=message.window,
+        capacity=message.capacity,
+        kv_bytes_per_session=message.kv_bytes_per_session,
+        features=tuple(message.features),
+        eos_token_ids=tuple(message.eos_token_ids),
+    )

@@ -1,0 +1,55 @@
+"""API keys: each is an owner. Only their SHA-256 digests are kept, and none is ever logged."""
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from kakeya.errors import ConfigError, Unauthenticated
+
+# Who calls when the server has no keys.
+OPEN_OWNER = "local"
+
+_SCHEME = "Bearer "
+
+
+def hash_key(key: str) -> bytes:
+    """The digest that stands for a key. Raises ConfigError for one that no client could send."""
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError("an API key must be printable ASCII without spaces, and not empty")
+    return hashlib.sha256(key.encode()).digest()
+
+
+def owner_name(key_hash: bytes) -> str:
+    """The owner that a key stands for: safe to log, since neither key nor digest follow from it."""
+    return "key-" + hashlib.sha256(b"kakeya owner\0" + key_hash).hexdigest()[:16]
+
+
+class KeyRing:
+    """Tells who calls from the metadata of a call: `authorization: Bearer KEY`."""
+
+    def __init__(self, key_hashes: Iterable[bytes]) -> None:
+        self._owners = [(key_hash, owner_name(key_hash)) for key_hash in key_hashes]
+
+    def owner_of(self, metadata: Iterable[tuple[str, str | bytes]]) -> str:
+        """The caller's name. Raises Unauthenticated for a missing or unknown key.
+
+        Every known key is compared, in constant time, whichever of them matches.
+        """
+        if not self._owners:
+            return OPEN_OWNER
+        presented = hashlib.sha256(_bearer(metadata)).digest()
+        caller = None
+        for key_hash, owner in self._owners:
+            if hmac.compare_digest(key_hash, presented):
+                caller = owner
+        if caller is None:
+            raise Unauthenticated("a known API key is needed: send `authorization: Bearer KEY`")
+        return caller
+
+
+def _bearer(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
+    for name, value in metadata:
+        text = value.decode("latin-1") if isinstance(value, bytes) else value
+        if name == "authorization" and text.startswith(_SCHEME):
+            return text.removeprefix(_SCHEME).encode()
+    return b""

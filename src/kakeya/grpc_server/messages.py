@@ -1,0 +1,136 @@
+"""Between wire messages and the runtime's own nouns."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import kakeya
+from kakeya.errors import InvalidArgument
+from kakeya.types import (
+    DoneEvent,
+    SamplingParams,
+    SessionInfo,
+    StopReason,
+    TokenEvent,
+    TokenizerFiles,
+    TruncatedEvent,
+)
+from kakeya.wire import runtime_pb2 as pb
+
+if TYPE_CHECKING:
+    from kakeya.runtime import Runtime
+
+DEFAULT_PAGE_SIZE = 100
+
+_STOP_REASONS = {
+    StopReason.MAX_TOKENS: pb.MAX_TOKENS,
+    StopReason.EOS: pb.EOS,
+    StopReason.CANCELLED: pb.CANCELLED,
+    StopReason.TRUNCATED: pb.TRUNCATED,
+}
+_SAMPLING_FIELDS = (
+    "seed",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+def optional(message: Any, field: str) -> int | None:
+    """The value of an optional integer field, None where the client left it out."""
+    return getattr(message, field) if message.HasField(field) else None
+
+
+def eos_token_ids(request: pb.CreateSessionRequest) -> Sequence[int] | None:
+    """The tokens that end a generate; None for the model's own. Raises InvalidArgument."""
+    if request.ignore_eos and request.eos_token_ids:
+        raise InvalidArgument("ignore_eos and eos_token_ids exclude each other")
+    if request.ignore_eos:
+        return ()
+    return list(request.eos_token_ids) or None
+
+
+def sampling(request: pb.GenerateRequest) -> SamplingParams:
+    """How to choose tokens. Fields left out keep their defaults. Raises InvalidArgument naming a bad one."""
+    given = {name: getattr(request, name) for name in _SAMPLING_FIELDS if request.HasField(name)}
+    return SamplingParams(
+        **given,
+        logit_bias=dict(request.logit_bias),
+        logprobs=request.HasField("logprobs"),
+        top_logprobs=request.logprobs,
+    )
+
+
+def generate_event(event: TruncatedEvent | TokenEvent | DoneEvent) -> pb.GenerateEvent:
+    match event:
+        case TokenEvent():
+            return pb.GenerateEvent(token=_token(event))
+        case TruncatedEvent():
+            return pb.GenerateEvent(truncated=pb.Truncated(dropped_token_count=event.dropped_token_count))
+        case DoneEvent():
+            return pb.GenerateEvent(done=_done(event))
+
+
+def _token(event: TokenEvent) -> pb.Token:
+    top = [pb.TokenLogprob(id=other.token_id, logprob=other.logprob) for other in event.top_logprobs]
+    return pb.Token(id=event.token_id, logprob=event.logprob, top_logprobs=top)
+
+
+def _done(event: DoneEvent) -> pb.Done:
+    return pb.Done(
+        stop_reason=_STOP_REASONS[event.stop_reason],
+        generated_token_count=event.generated_token_count,
+        prefill_duration_seconds=event.prefill_duration_seconds,
+        total_duration_seconds=event.total_duration_seconds,
+        cached_token_count=event.cached_token_count,
+        accepted_draft_tokens=event.accepted_draft_tokens,
+        proposed_draft_tokens=event.proposed_draft_tokens,
+    )
+
+
+def session_info(info: SessionInfo) -> pb.GetSessionInfoResponse:
+    return pb.GetSessionInfoResponse(
+        session_id=info.session_id,
+        state=info.state,
+        client_label=info.client_label,
+        history_length=info.history_length,
+        kv_live_bytes=info.kv_live_bytes,
+        kv_capacity_bytes=info.kv_capacity_bytes,
+        dropped_token_count=info.dropped_token_count,
+        cache_invariant_inv1_violations=info.cache_invariant_inv1_violations,
+        cache_invariant_inv2_violations=info.cache_invariant_inv2_violations,
+        idle_seconds=info.idle_seconds,
+    )
+
+
+def server_info(runtime: "Runtime") -> pb.GetServerInfoResponse:
+    facts, model = runtime.describe(), runtime.model_config
+    return pb.GetServerInfoResponse(
+        version=kakeya.__version__,
+        model_id=facts.model,
+        model_fingerprint=runtime.fingerprint,
+        layers=model.num_layers,
+        kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        vocab_size=model.vocab_size,
+        sink=facts.sink,
+        window=facts.window,
+        capacity=facts.capacity,
+        kv_bytes_per_session=facts.session_bytes,
+        features=["fork", "list", "logprobs", "request-ids", f"{facts.numerics}-numerics"],
+        eos_token_ids=model.eos_token_ids,
+    )
+
+
+def tokenizer(files: TokenizerFiles) -> pb.GetTokenizerResponse:
+    return pb.GetTokenizerResponse(
+        tokenizer_json=files.tokenizer_json,
+        chat_template=files.chat_template or "",
+        bos_token=files.bos_token,
+        eos_token=files.eos_token,
+        unk_token=files.unk_token,
+        pad_token=files.pad_token,
+    )

@@ -1,0 +1,114 @@
+"""A gRPC server over one runtime: it listens, then serves, then drains."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kakeya.config import ServerConfig
+from kakeya.errors import ConfigError
+from kakeya.grpc_server.auth import KeyRing
+from kakeya.grpc_server.reader import Workers
+from kakeya.grpc_server.service import RuntimeService
+from kakeya.grpc_server.tls import server_credentials
+from kakeya.wire import runtime_pb2, runtime_pb2_grpc
+
+if TYPE_CHECKING:
+    from kakeya.runtime import Runtime
+
+SERVICE_NAME: str = runtime_pb2.DESCRIPTOR.services_by_name["RuntimeService"].full_name
+
+# Of a shutdown's grace, what is kept for telling clients that it is over.
+_LAST_WORDS_S = 1.0
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Server:
+    """Use it from one event loop: `start`, `open` with a runtime, `drain`.
+
+    The health service says SERVING between `open` and `drain` only.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._workers = Workers()
+        self._service = RuntimeService(KeyRing(config.key_hashes), self._workers)
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(
+            options=_options(config), maximum_concurrent_rpcs=config.max_concurrent_rpcs
+        )
+        self._port = config.port
+
+    @property
+    def address(self) -> str:
+        """Where it listens: the real port, when port 0 was asked for."""
+        host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
+        return f"{host}:{self._port}"
+
+    async def start(self) -> None:
+        """Listen. Calls are answered UNAVAILABLE for now. Raises ConfigError when that cannot be."""
+        runtime_pb2_grpc.add_RuntimeServiceServicer_to_server(self._service, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+        await self._say(_NOT_SERVING)
+        self._port = self._listen()
+        await self._server.start()
+
+    async def open(self, runtime: "Runtime") -> None:
+        """Serve from now on. The runtime is this server's: `drain` closes it."""
+        self._service.runtime = runtime
+        await self._say(_SERVING)
+
+    async def drain(self, grace_s: float | None = None) -> bool:
+        """Refuse new work, let what runs end within the grace, tell the rest UNAVAILABLE, close everything.
+
+        True when nothing had to be interrupted.
+        """
+        grace = self._config.shutdown_grace_s if grace_s is None else grace_s
+        last_words = min(_LAST_WORDS_S, grace / 5)
+        await self._health.enter_graceful_shutdown()
+        runtime = self._service.runtime
+        finished = runtime is None or await asyncio.to_thread(runtime.drain, grace - last_words)
+        if not finished:
+            self._service.interrupt()
+        # A call that meets gRPC's own shutdown is told CANCELLED: let the next ones of clients that were
+        # waiting for us come, and be told UNAVAILABLE.
+        await asyncio.sleep(last_words / 4)
+        await self._server.stop(last_words * 3 / 4)
+        if runtime is not None:
+            await asyncio.to_thread(runtime.close)
+        self._workers.close()
+        return finished
+
+    async def _say(self, status: Any) -> None:
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)
+
+    def _listen(self) -> int:
+        tls = self._config.tls
+        try:
+            if tls is None:
+                return self._server.add_insecure_port(self.address)
+            return self._server.add_secure_port(self.address, server_credentials(tls))
+        except RuntimeError as error:
+            raise ConfigError(f"cannot listen on {self.address}: {error}") from error
+
+
+def _options(config: ServerConfig) -> list[tuple[str, int]]:
+    return [
+        # Two servers on one port would share its connections without a word.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", round(config.keepalive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(config.keepalive_timeout_s * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Clients may ping as often as we do, and a little more.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", round(config.keepalive_s * 500)),
+    ]

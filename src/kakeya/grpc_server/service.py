@@ -1,0 +1,206 @@
+"""The nine calls of RuntimeService: who calls, what the runtime answers, how it ends."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kakeya.errors import ERROR_NAME_KEY, KakeyaError, Unavailable
+from kakeya.grpc_server import messages
+from kakeya.grpc_server.auth import KeyRing
+from kakeya.grpc_server.reader import EventReader, EventSource, Workers
+from kakeya.grpc_server.status import status_code, status_details
+from kakeya.types import DoneEvent, FailedEvent, StopReason
+from kakeya.wire import runtime_pb2 as pb, runtime_pb2_grpc
+
+if TYPE_CHECKING:  # torch takes a second to import, and the server listens before that
+    from kakeya.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+# The classes of grpc.aio are generic for the type checker alone.
+Context = Any
+
+_REMEMBERED_FORKS = 4096
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls, and the runtime that answers."""
+
+    owner: str
+    runtime: "Runtime"
+
+
+class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
+    """Answers UNAVAILABLE until `runtime` is set. Every call checks the key first."""
+
+    def __init__(self, keys: KeyRing, workers: Workers) -> None:
+        self.runtime: Runtime | None = None
+        self._keys = keys
+        self._workers = workers
+        self._streams: set[EventSource] = set()
+        self._interrupted = False
+        self._fork_lengths: dict[str, int] = {}
+
+    async def CreateSession(
+        self, request: pb.CreateSessionRequest, context: Context
+    ) -> pb.CreateSessionResponse:
+        async with self._caller(context) as caller:
+            create = partial(
+                caller.runtime.create_session,
+                owner=caller.owner,
+                client_label=request.client_label,
+                eos_token_ids=messages.eos_token_ids(request),
+                pinned_prefix_tokens=messages.optional(request, "pinned_prefix_tokens"),
+                request_id=request.request_id,
+            )
+            session_id = await self._new_session(caller, create, request.request_id)
+            return pb.CreateSessionResponse(session_id=session_id)
+
+    async def AppendTokens(
+        self, request: pb.AppendTokensRequest, context: Context
+    ) -> pb.AppendTokensResponse:
+        async with self._caller(context) as caller:
+            length = await self._workers.call(
+                caller.runtime.append,
+                request.session_id,
+                list(request.token_ids),
+                messages.optional(request, "expected_history_length"),
+                owner=caller.owner,
+                request_id=request.request_id,
+            )
+            return pb.AppendTokensResponse(history_length=length)
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+        """Writes each event as it comes. However the call ends, the engine's work ends with it."""
+        async with self._caller(context) as caller:
+            begin = partial(
+                caller.runtime.generate,
+                request.session_id,
+                request.max_tokens,
+                messages.sampling(request),
+                owner=caller.owner,
+                request_id=request.request_id,
+            )
+            stream: EventSource = await self._workers.call_or_undo(begin, lambda late: late.cancel())
+            self._streams.add(stream)
+            try:
+                await self._relay(stream, context)
+            except BaseException:
+                stream.cancel()
+                raise
+            finally:
+                self._streams.discard(stream)
+
+    async def GetSessionInfo(
+        self, request: pb.GetSessionInfoRequest, context: Context
+    ) -> pb.GetSessionInfoResponse:
+        async with self._caller(context) as caller:
+            info = await self._workers.call(caller.runtime.info, request.session_id, owner=caller.owner)
+            return messages.session_info(info)
+
+    async def CloseSession(
+        self, request: pb.CloseSessionRequest, context: Context
+    ) -> pb.CloseSessionResponse:
+        async with self._caller(context) as caller:
+            length = await self._workers.call(
+                caller.runtime.close_session, request.session_id, owner=caller.owner
+            )
+            return pb.CloseSessionResponse(final_history_length=length)
+
+    async def ForkSession(self, request: pb.ForkSessionRequest, context: Context) -> pb.ForkSessionResponse:
+        async with self._caller(context) as caller:
+            fork = partial(
+                caller.runtime.fork, request.session_id, owner=caller.owner, request_id=request.request_id
+            )
+            session_id = await self._new_session(caller, fork, request.request_id)
+            length = await self._length_at_fork(caller, session_id)
+            return pb.ForkSessionResponse(session_id=session_id, history_length=length)
+
+    async def ListSessions(
+        self, request: pb.ListSessionsRequest, context: Context
+    ) -> pb.ListSessionsResponse:
+        async with self._caller(context) as caller:
+            sessions, next_page = await self._workers.call(
+                caller.runtime.list_sessions,
+                owner=caller.owner,
+                page_size=request.page_size or messages.DEFAULT_PAGE_SIZE,
+                page_token=request.page_token,
+            )
+            return pb.ListSessionsResponse(
+                sessions=map(messages.session_info, sessions), next_page_token=next_page
+            )
+
+    async def GetServerInfo(
+        self, request: pb.GetServerInfoRequest, context: Context
+    ) -> pb.GetServerInfoResponse:
+        async with self._caller(context) as caller:
+            return messages.server_info(caller.runtime)
+
+    async def GetTokenizer(
+        self, request: pb.GetTokenizerRequest, context: Context
+    ) -> pb.GetTokenizerResponse:
+        async with self._caller(context) as caller:
+            return messages.tokenizer(caller.runtime.tokenizer.files)
+
+    def interrupt(self) -> None:
+        """End every generate now; its client is told UNAVAILABLE."""
+        self._interrupted = True
+        for stream in self._streams:
+            stream.cancel()
+
+    @asynccontextmanager
+    async def _caller(self, context: Context) -> AsyncIterator[Caller]:
+        """Who calls, once that is known and the model is there. Errors inside become the call's status."""
+        try:
+            owner = self._keys.owner_of(context.invocation_metadata() or ())
+            if self.runtime is None:
+                raise Unavailable("the model is still loading")
+            yield Caller(owner, self.runtime)
+        except KakeyaError as error:
+            await _abort(context, error)
+        except Exception as error:
+            log.exception("a call failed")
+            await _abort(context, error)
+
+    async def _new_session(self, caller: Caller, make: "partial[str]", request_id: str) -> str:
+        """The new session's id. Nobody would ever use a session whose caller has gone, so it is closed,
+        unless a request id lets the caller come back and ask for it."""
+        if request_id:
+            return await self._workers.call(make)
+        close = partial(caller.runtime.close_session, owner=caller.owner)
+        return await self._workers.call_or_undo(make, close)
+
+    async def _length_at_fork(self, caller: Caller, session_id: str) -> int:
+        """How long the new session was: a repeated request id is told the first answer again."""
+        if session_id not in self._fork_lengths:
+            info = await self._workers.call(caller.runtime.info, session_id, owner=caller.owner)
+            self._fork_lengths[session_id] = info.history_length
+            while len(self._fork_lengths) > _REMEMBERED_FORKS:
+                del self._fork_lengths[next(iter(self._fork_lengths))]
+        return self._fork_lengths[session_id]
+
+    async def _relay(self, stream: EventSource, context: Context) -> None:
+        """Send events up to the last one. A token is taken only when the one before it was sent."""
+        reader = EventReader(stream)
+        while True:
+            event = await reader.next_event()
+            if isinstance(event, FailedEvent):
+                raise event.error
+            if self._interrupted and _was_cancelled(event):
+                raise Unavailable("the server is shutting down and stopped this generate")
+            await context.write(messages.generate_event(event))
+            if isinstance(event, DoneEvent):
+                return
+
+
+def _was_cancelled(event: object) -> bool:
+    return isinstance(event, DoneEvent) and event.stop_reason is StopReason.CANCELLED
+
+
+async def _abort(context: Context, error: Exception) -> None:
+    name = type(error).__name__ if isinstance(error, KakeyaError) else "InternalError"
+    await context.abort(status_code(error), status_details(error), ((ERROR_NAME_KEY, name),))

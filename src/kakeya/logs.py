@@ -1,0 +1,84 @@
+"""Structured logs: one line per event, as text or as JSON, with session and request ids.
+
+Every room logs through the standard library and hands its facts over as `extra`; what ends up on a
+line is decided here. Token contents are never logged.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from kakeya.errors import ConfigError
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+FORMATS = ("text", "json")
+_ROOT = "kakeya"
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+def configure(level: str = "info", log_format: str = "text", stream: TextIO | None = None) -> None:
+    """Send the package's log lines of `level` and above to `stream` (standard error unless given).
+
+    Replaces what was set before. Raises ConfigError for a level or format that does not exist.
+    """
+    _check("log level", level, LEVELS)
+    _check("log format", log_format, FORMATS)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    logger = logging.getLogger(_ROOT)
+    logger.handlers[:] = [handler]
+    logger.setLevel(level.upper())
+    logger.propagate = False
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z INFO kakeya.sessions: generate ended session_id=… tokens=12`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = "".join(f" {name}={_quoted(value)}" for name, value in _facts(record).items())
+        line = f"{_time(record)} {record.levelname} {record.name}: {_one_line(record.getMessage())}{facts}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, the event's facts, an exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_facts(record),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str, ensure_ascii=False)
+
+
+def _facts(record: logging.LogRecord) -> Mapping[str, Any]:
+    """What was handed over as `extra`; an id that is not there is left out."""
+    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD and value != ""}
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _quoted(value: object) -> str:
+    """A value that cannot be taken for anything else on the line, whatever a client put into it."""
+    text = str(value)
+    is_plain = text.isprintable() and not any(character in text for character in ' "=\\')
+    return text if is_plain else json.dumps(text)
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _check(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"the {name} must be one of {', '.join(allowed)}, got {value!r}")

@@ -1,0 +1,140 @@
+"""Prometheus metrics: what the engine and the sessions do, counted as it happens.
+
+`Metrics` is what the engine calls its observer. Gauges that describe sessions are read from the
+sessions themselves when somebody asks.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+SESSION_STATES = ("idle", "generating", "failed")
+# A laptop's decode step takes milliseconds, a long prompt on it minutes.
+_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Metrics:
+    """One server's metrics, on a registry of their own unless one is given."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self._requests()
+        self._tokens()
+        self._sessions()
+
+    def _requests(self) -> None:
+        registry = self.registry
+        self._running = Gauge("kakeya_requests_running", "Generates computed or read", registry=registry)
+        self._waiting = Gauge("kakeya_requests_waiting", "Generates not yet in any step", registry=registry)
+        self._admission = Counter(
+            "kakeya_admission", "Generates accepted or refused at the door", ["result"], registry=registry
+        )
+        self._queue_time = Histogram(
+            "kakeya_queue_time_seconds",
+            "From a generate's acceptance to its first step",
+            buckets=_REQUEST_BUCKETS,
+            registry=registry,
+        )
+        self._first_token = Histogram(
+            "kakeya_time_to_first_token_seconds",
+            "From a generate's acceptance to its first token",
+            buckets=_REQUEST_BUCKETS,
+            registry=registry,
+        )
+        self._token_gap = Histogram(
+            "kakeya_inter_token_latency_seconds",
+            "Between one token of a generate and the next",
+            buckets=_TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self._duration = Histogram(
+            "kakeya_request_duration_seconds",
+            "From a generate's acceptance to its last event",
+            buckets=_REQUEST_BUCKETS,
+            registry=registry,
+        )
+
+    def _tokens(self) -> None:
+        registry = self.registry
+        self._prompt = Counter("kakeya_prompt_tokens", "Prompt tokens computed", registry=registry)
+        self._cached = Counter(
+            "kakeya_cached_tokens", "Tokens of history that a generate found computed", registry=registry
+        )
+        self._generated = Counter("kakeya_generation_tokens", "Tokens generated", registry=registry)
+        self._evicted = Counter("kakeya_evicted_tokens", "Tokens that left a window", registry=registry)
+        self._drafted = Counter("kakeya_draft_tokens", "Tokens guessed by the proposer", registry=registry)
+        self._accepted = Counter(
+            "kakeya_accepted_tokens", "Guessed tokens that the verifier kept", registry=registry
+        )
+
+    def _sessions(self) -> None:
+        registry = self.registry
+        self._session_count = Gauge("kakeya_sessions", "Sessions by state", ["state"], registry=registry)
+        self._live_bytes = Gauge(
+            "kakeya_kv_live_bytes", "Bytes of keys and values that sessions can attend to", registry=registry
+        )
+        self._capacity_bytes = Gauge(
+            "kakeya_kv_capacity_bytes", "Bytes of the pool of slabs, fixed at the start", registry=registry
+        )
+        self._violations = Counter(
+            "kakeya_invariant_violations",
+            "Sessions failed because their bookkeeping broke",
+            ["invariant"],
+            registry=registry,
+        )
+        for invariant in ("INV-1", "INV-2"):
+            self._violations.labels(invariant)
+
+    def exposition(self) -> bytes:
+        """Everything, in the text format that Prometheus reads."""
+        return generate_latest(self.registry)
+
+    def watch_sessions(
+        self, count: Callable[[str], int], live_bytes: Callable[[], int], capacity_bytes: int
+    ) -> None:
+        """Read the session gauges from these functions, whenever somebody asks."""
+        for state in SESSION_STATES:
+            self._session_count.labels(state).set_function(partial(count, state))
+        self._live_bytes.set_function(live_bytes)
+        self._capacity_bytes.set(capacity_bytes)
+
+    # The engine's events.
+
+    def request_queued(self) -> None:
+        self._waiting.inc()
+
+    def request_started(self, queue_seconds: float, cached_tokens: int) -> None:
+        self._waiting.dec()
+        self._running.inc()
+        self._queue_time.observe(queue_seconds)
+        self._cached.inc(cached_tokens)
+
+    def prompt_computed(self, tokens: int) -> None:
+        self._prompt.inc(tokens)
+
+    def first_token(self, seconds: float) -> None:
+        self._generated.inc()
+        self._first_token.observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        self._generated.inc()
+        self._token_gap.observe(seconds)
+
+    def drafts(self, proposed: int, accepted: int) -> None:
+        self._drafted.inc(proposed)
+        self._accepted.inc(accepted)
+
+    def tokens_evicted(self, tokens: int) -> None:
+        self._evicted.inc(tokens)
+
+    def request_ended(self, seconds: float, *, started: bool) -> None:
+        (self._running if started else self._waiting).dec()
+        self._duration.observe(seconds)
+
+    def invariant_violated(self, invariant: str) -> None:
+        self._violations.labels(invariant).inc()
+
+    def admission(self, result: str) -> None:
+        self._admission.labels(result).inc()

@@ -1,0 +1,90 @@
+"""A generate from its acceptance to its end: what is counted, written down and traced about it."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kakeya.engine.request import Follower, Request
+from kakeya.engine.stream import EventStream
+from kakeya.errors import (
+    InvalidArgument,
+    InvariantViolation,
+    ResourceExhausted,
+    SessionBusy,
+    SessionNotFound,
+    Unavailable,
+)
+from kakeya.sessions.limits import Limits
+from kakeya.sessions.recording import RecordedStream
+from kakeya.sessions.session import Session
+from kakeya.tracing import GenerateSpan
+from kakeya.types import DoneEvent, FailedEvent
+
+log = logging.getLogger(__name__)
+_REFUSALS: dict[type[BaseException], str] = {
+    InvalidArgument: "invalid",
+    SessionNotFound: "not_found",
+    SessionBusy: "busy",
+    ResourceExhausted: "exhausted",
+    InvariantViolation: "failed",
+    Unavailable: "unavailable",
+}
+
+
+def admission_result(error: BaseException) -> str:
+    """The name under which a refused generate is counted."""
+    return _REFUSALS.get(type(error), "error")
+
+
+@dataclass
+class Generating(Follower):
+    """One generate of a session, counted against its owner's quotas until it is answered."""
+
+    session: Session
+    request_id: str
+    limits: Limits
+    recorded_events: int
+    """How many events to keep for a repeat of the request id."""
+    span: GenerateSpan | None = None
+
+    def make_stream(self, wake: Callable[[], None]) -> EventStream:
+        """The stream its reader gets; one that remembers, if the call can be repeated."""
+        if not self.request_id:
+            return EventStream(wake)
+        return RecordedStream(wake, self.recorded_events)
+
+    def refused(self, error: BaseException) -> None:
+        """It was counted and then not accepted."""
+        self.limits.end_request(self.session.owner, 0)
+        if self.span is not None:
+            self.span.refused(error)
+
+    def answered(self, request: Request) -> None:
+        # Before the reader sees the end: whoever has read to it may start the next one at once.
+        self.limits.end_request(self.session.owner, request.emitted)
+
+    def ended(self, request: Request) -> None:
+        self.session.touch()
+        assert request.terminal is not None
+        self._write_down(request.terminal, request.stream.taken())
+        if self.span is not None:
+            self.span.end(request.terminal, request.prompt_length, request.stream.taken())
+
+    def _write_down(self, terminal: DoneEvent | FailedEvent, tokens: int) -> None:
+        ids = {"session_id": self.session.session_id, "request_id": self.request_id}
+        if isinstance(terminal, FailedEvent):
+            log.error(
+                "generate failed", extra=ids | {"error": type(terminal.error).__name__, "tokens": tokens}
+            )
+            return
+        log.info(
+            "generate ended",
+            extra=ids
+            | {
+                "stop_reason": terminal.stop_reason.value,
+                "tokens": tokens,
+                "cached_tokens": terminal.cached_token_count,
+                "prefill_s": round(terminal.prefill_duration_seconds, 6),
+                "total_s": round(terminal.total_duration_seconds, 6),
+            },
+        )

@@ -1,0 +1,116 @@
+"""What each owner uses of its quotas."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kakeya.config import Quotas
+from kakeya.errors import ResourceExhausted
+
+
+@dataclass
+class _Usage:
+    """What one owner has open, and the tokens it may still spend. The latter grow back with time."""
+
+    tokens_left: float
+    refilled_at: float
+    sessions: int = 0
+    requests: int = 0
+
+
+class Limits:
+    """Counts sessions, generates in flight and tokens by owner. Safe from any thread.
+
+    Tokens are a bucket that holds one minute's worth and fills continuously. An append must find all
+    its tokens there. A generate, whose length nobody knows, must find one and is charged at its end;
+    it may leave a debt, which time pays back before anything else is let in.
+    """
+
+    def __init__(self, quotas: Quotas, clock: Callable[[], float] = time.monotonic) -> None:
+        self._quotas = quotas
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._owners: dict[str, _Usage] = {}
+
+    @contextmanager
+    def new_session(self, owner: str) -> Iterator[None]:
+        """Count a session while it is being opened; one that fails to open is not counted.
+
+        Raises ResourceExhausted when the owner has `max_sessions` already.
+        """
+        with self._lock:
+            usage, most = self._usage(owner), self._quotas.max_sessions
+            if most is not None and usage.sessions >= most:
+                raise ResourceExhausted(f"the max_sessions quota of {most} is used up: close a session first")
+            usage.sessions += 1
+        try:
+            yield
+        except BaseException:
+            self.session_closed(owner)
+            raise
+
+    def session_closed(self, owner: str) -> None:
+        with self._lock:
+            self._usage(owner).sessions -= 1
+
+    @contextmanager
+    def appending(self, owner: str, tokens: int) -> Iterator[None]:
+        """Charge for tokens while they are being appended; a refused append costs nothing.
+
+        Raises ResourceExhausted when the owner's minute does not hold that many.
+        """
+        with self._lock:
+            self._check_tokens(owner, tokens)
+            self._usage(owner).tokens_left -= tokens
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._usage(owner).tokens_left += tokens
+            raise
+
+    def start_request(self, owner: str) -> None:
+        """Count a generate that is about to start; `end_request` must follow.
+
+        Raises ResourceExhausted when the owner has too many in flight or no token left.
+        """
+        with self._lock:
+            usage, most = self._usage(owner), self._quotas.max_concurrent_requests
+            if most is not None and usage.requests >= most:
+                raise ResourceExhausted(
+                    f"the max_concurrent_requests quota of {most} is used up: wait for one to end"
+                )
+            self._check_tokens(owner, 1)
+            usage.requests += 1
+
+    def end_request(self, owner: str, generated: int) -> None:
+        """The generate is over; charge for what it generated."""
+        with self._lock:
+            usage = self._usage(owner)
+            usage.requests -= 1
+            usage.tokens_left -= generated
+
+    def _usage(self, owner: str) -> _Usage:
+        """The owner's usage, its tokens grown back up to now."""
+        per_minute, now = self._quotas.tokens_per_minute or 0, self._clock()
+        usage = self._owners.setdefault(owner, _Usage(per_minute, now))
+        grown = usage.tokens_left + (now - usage.refilled_at) * per_minute / 60
+        usage.tokens_left, usage.refilled_at = min(per_minute, grown), now
+        return usage
+
+    def _check_tokens(self, owner: str, tokens: int) -> None:
+        per_minute = self._quotas.tokens_per_minute
+        if per_minute is None:
+            return
+        if tokens > per_minute:
+            raise ResourceExhausted(
+                f"{tokens} tokens at once are more than a tokens_per_minute quota of {per_minute} ever has"
+            )
+        missing = tokens - self._usage(owner).tokens_left
+        if missing > 0:
+            raise ResourceExhausted(
+                f"the tokens_per_minute quota of {per_minute} is used up: "
+                f"{tokens} more can be had in {missing * 60 / per_minute:.1f} s"
+            )

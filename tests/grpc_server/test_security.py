@@ -1,0 +1,245 @@
+"""Keys, owners, TLS."""
+
+import datetime
+import hashlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kakeya.config import ServerConfig, TlsConfig
+from kakeya.errors import ConfigError, Unauthenticated
+from kakeya.grpc_server import Server
+from kakeya.grpc_server.auth import OPEN_OWNER, KeyRing, hash_key, owner_name
+from kakeya.wire import runtime_pb2 as pb
+from support import serving
+from support.serving import new_session
+
+Code = grpc.StatusCode
+ALICE, BOB = "alice-key-0123456789", "bob-key-0123456789"
+
+
+def bearer(key: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {key}"),)
+
+
+@pytest.fixture(scope="module")
+def guarded(model: Path) -> Iterator[Server]:
+    config = ServerConfig(bind="127.0.0.1:0", key_hashes=(hash_key(ALICE), hash_key(BOB)))
+    with serving.serving(model, config) as (server, _):
+        yield server
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        (),
+        bearer("alice"),
+        bearer(""),
+        bearer(ALICE + "x"),
+        (("authorization", ALICE),),
+        (("authorization", f"Basic {ALICE}"),),
+        (("x-api-key", ALICE),),
+    ],
+)
+def test_every_call_needs_a_known_key(guarded: Server, metadata: Any) -> None:
+    with serving.connected(guarded.address) as stub:
+        calls = [
+            (stub.CreateSession, pb.CreateSessionRequest()),
+            (stub.AppendTokens, pb.AppendTokensRequest()),
+            (stub.Generate, pb.GenerateRequest()),
+            (stub.GetSessionInfo, pb.GetSessionInfoRequest()),
+            (stub.CloseSession, pb.CloseSessionRequest()),
+            (stub.ForkSession, pb.ForkSessionRequest()),
+            (stub.ListSessions, pb.ListSessionsRequest()),
+            (stub.GetServerInfo, pb.GetServerInfoRequest()),
+            (stub.GetTokenizer, pb.GetTokenizerRequest()),
+        ]
+        for method, request in calls:
+            with pytest.raises(grpc.RpcError) as refused:
+                answer = method(request, metadata=metadata)
+                list(answer)
+            assert refused.value.code() is Code.UNAUTHENTICATED
+            assert dict(refused.value.trailing_metadata())["kakeya-error"] == "Unauthenticated"
+
+
+def test_a_session_is_invisible_to_other_owners(guarded: Server) -> None:
+    with serving.connected(guarded.address) as stub:
+        session_id = new_session(stub, [5, 6], metadata=bearer(ALICE))
+        for method, request in (
+            (stub.AppendTokens, pb.AppendTokensRequest(session_id=session_id, token_ids=[1])),
+            (stub.Generate, pb.GenerateRequest(session_id=session_id, max_tokens=1)),
+            (stub.GetSessionInfo, pb.GetSessionInfoRequest(session_id=session_id)),
+            (stub.CloseSession, pb.CloseSessionRequest(session_id=session_id)),
+            (stub.ForkSession, pb.ForkSessionRequest(session_id=session_id)),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                list(method(request, metadata=bearer(BOB)))
+            # The very words for a session that never was.
+            assert (refused.value.code(), refused.value.details()) == (
+                Code.NOT_FOUND,
+                f"no session {session_id!r}",
+            )
+        listing = pb.ListSessionsRequest()
+        assert len(stub.ListSessions(listing, metadata=bearer(BOB)).sessions) == 0
+        (mine,) = stub.ListSessions(listing, metadata=bearer(ALICE)).sessions
+        assert mine.history_length == 2
+
+
+def test_health_needs_no_key(guarded: Server) -> None:
+    with serving.channel_to(guarded.address) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_keys_are_never_logged(guarded: Server, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), serving.connected(guarded.address) as stub:
+        new_session(stub, [5], metadata=bearer(ALICE))
+        with pytest.raises(grpc.RpcError):
+            new_session(stub, metadata=bearer("a-wrong-key"))
+    for secret in (ALICE, "a-wrong-key", hash_key(ALICE).hex()):
+        assert secret not in caplog.text
+    assert ALICE not in repr(ServerConfig(key_hashes=(hash_key(ALICE),)))
+    assert repr(hash_key(ALICE)) not in repr(ServerConfig(key_hashes=(hash_key(ALICE),)))
+
+
+def test_an_owner_follows_from_the_key_but_not_back() -> None:
+    ring = KeyRing([hash_key(ALICE), hash_key(BOB)])
+    alice, bob = ring.owner_of(bearer(ALICE)), ring.owner_of(bearer(BOB))
+    assert alice == owner_name(hashlib.sha256(ALICE.encode()).digest()) != bob
+    assert KeyRing([hash_key(ALICE)]).owner_of(bearer(ALICE)) == alice
+    assert ring.owner_of([("authorization", b"Bearer " + BOB.encode())]) == bob
+    assert hash_key(ALICE).hex()[:16] not in alice
+    with pytest.raises(Unauthenticated):
+        ring.owner_of(bearer("nobody"))
+
+
+def test_without_keys_everybody_is_one_owner() -> None:
+    assert KeyRing([]).owner_of(()) == KeyRing([]).owner_of(bearer("any")) == OPEN_OWNER
+
+
+@pytest.mark.parametrize("key", ["", "two words", "schlüssel", "tab\tkey", "line\n"])
+def test_a_key_that_no_client_could_send_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="printable ASCII") as refused:
+        hash_key(key)
+    assert not key or key not in str(refused.value)
+
+
+# TLS, with certificates made here.
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A certificate and its key, as PEM files."""
+
+    cert: Path
+    key: Path
+    certificate: x509.Certificate
+    private_key: ec.EllipticCurvePrivateKey
+
+
+def issue(directory: Path, name: str, authority: Issued | None = None) -> Issued:
+    """A certificate for 127.0.0.1 and localhost; an authority of its own when none is given."""
+    private_key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(authority.certificate.subject if authority else subject)
+        .public_key(private_key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
+        .add_extension(names, critical=False)
+        .sign(authority.private_key if authority else private_key, hashes.SHA256())
+    )
+    cert, key = directory / f"{name}.pem", directory / f"{name}.key"
+    cert.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key.write_bytes(
+        private_key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    return Issued(cert, key, certificate, private_key)
+
+
+@dataclass(frozen=True)
+class Papers:
+    """An authority, what it issued, and a stranger's."""
+
+    authority: Issued
+    server: Issued
+    client: Issued
+    stranger: Issued
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    directory = tmp_path_factory.mktemp("papers")
+    authority, other = issue(directory, "authority"), issue(directory, "other-authority")
+    return Papers(
+        authority,
+        issue(directory, "server", authority),
+        issue(directory, "client", authority),
+        issue(directory, "stranger", other),
+    )
+
+
+def credentials(authority: Issued, client: Issued | None = None) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(
+        authority.cert.read_bytes(),
+        client.key.read_bytes() if client else None,
+        client.cert.read_bytes() if client else None,
+    )
+
+
+def server_says(server: Server, channel_credentials: grpc.ChannelCredentials | None) -> str | grpc.StatusCode:
+    address = f"localhost:{server.address.rpartition(':')[2]}"
+    with serving.connected(address, channel_credentials) as stub:
+        try:
+            return stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=5).version
+        except grpc.RpcError as refused:
+            return refused.code()
+
+
+def test_tls_proves_the_server(model: Path, papers: Papers) -> None:
+    config = ServerConfig(bind="127.0.0.1:0", tls=TlsConfig(papers.server.cert, papers.server.key))
+    with serving.serving(model, config) as (server, _):
+        assert server_says(server, credentials(papers.authority)) == "0.1.0"
+        assert server_says(server, credentials(papers.stranger)) is Code.UNAVAILABLE
+        assert server_says(server, None) is Code.UNAVAILABLE
+
+
+def test_mutual_tls_proves_the_client_too(model: Path, papers: Papers) -> None:
+    tls = TlsConfig(papers.server.cert, papers.server.key, papers.authority.cert)
+    with serving.serving(model, ServerConfig(bind="127.0.0.1:0", tls=tls)) as (server, _):
+        assert server_says(server, credentials(papers.authority, papers.client)) == "0.1.0"
+        assert server_says(server, credentials(papers.authority)) is Code.UNAVAILABLE
+        assert server_says(server, credentials(papers.authority, papers.stranger)) is Code.UNAVAILABLE
+
+
+def test_papers_that_do_not_fit_are_found_before_listening(papers: Papers, tmp_path: Path) -> None:
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("not a certificate")
+    missing = tmp_path / "missing.pem"
+    for tls, words in (
+        (TlsConfig(papers.server.cert, papers.client.key), "server.pem"),
+        (TlsConfig(garbage, papers.server.key), "garbage.pem"),
+        (TlsConfig(missing, papers.server.key), "missing.pem"),
+        (TlsConfig(papers.server.cert, papers.server.key, garbage), "client authority"),
+        (TlsConfig(papers.server.cert, papers.server.key, missing), "client authority"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            serving.start(ServerConfig(bind="127.0.0.1:0", tls=tls))

@@ -1,0 +1,115 @@
+"""A real gRPC server over a tiny model: in this process, on an event loop of its own."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from kakeya.config import CacheConfig, EngineConfig, RuntimeConfig, ServerConfig
+from kakeya.grpc_server import Server
+from kakeya.runtime import Runtime
+from kakeya.types import DType, Numerics, WeightFormat
+from kakeya.wire import runtime_pb2 as pb, runtime_pb2_grpc
+from support import tiny
+from support.vocabularies import byte_level_files
+
+T = TypeVar("T")
+
+VOCAB = 320
+ANY_PORT = ServerConfig(bind="127.0.0.1:0", shutdown_grace_s=5.0)
+ENGINE = EngineConfig(
+    cache=CacheConfig(sink=2, window=30, spare=8),
+    capacity=4,
+    numerics=Numerics.EXACT,
+    dtype=DType.FLOAT32,
+    weights=WeightFormat.FLOAT32,
+    threads=1,
+    prefill_block=16,
+    max_batch_tokens=64,
+)
+
+
+def write_model(directory: Path) -> Path:
+    """A tiny random Llama with a byte-level tokenizer and a chat template, as real files."""
+    tiny.write_llama(directory, vocab_size=VOCAB, eos_token_id=0, bos_token_id=None)
+    files = byte_level_files()
+    (directory / "tokenizer.json").write_text(files.tokenizer_json)
+    settings = {"chat_template": files.chat_template, "eos_token": files.eos_token}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """One loop for all servers of this process: gRPC's poller serves one at a time."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="test-servers", daemon=True).start()
+    return loop
+
+
+def on_loop(work: Coroutine[Any, Any, T], timeout: float = 30.0) -> T:
+    """Run a coroutine on the servers' loop and wait for it here."""
+    return asyncio.run_coroutine_threadsafe(work, _loop()).result(timeout)
+
+
+def start(config: ServerConfig = ANY_PORT) -> Server:
+    """A server that listens and has no runtime yet."""
+
+    async def started() -> Server:
+        server = Server(config)
+        await server.start()
+        return server
+
+    return on_loop(started())
+
+
+@contextmanager
+def serving(
+    model: Path,
+    config: ServerConfig = ANY_PORT,
+    engine: EngineConfig = ENGINE,
+    sessions: RuntimeConfig = RuntimeConfig(),  # noqa: B008 (frozen)
+) -> Iterator[tuple[Server, Runtime]]:
+    """A server with its runtime, drained without grace at the end."""
+    runtime = Runtime.open(str(model), engine, sessions)
+    server = start(config)
+    on_loop(server.open(runtime))
+    try:
+        yield server, runtime
+    finally:
+        on_loop(server.drain(0))
+
+
+@contextmanager
+def connected(
+    address: str, credentials: grpc.ChannelCredentials | None = None
+) -> Iterator[runtime_pb2_grpc.RuntimeServiceStub]:
+    """A plain stub on a channel of its own."""
+    with channel_to(address, credentials) as channel:
+        yield runtime_pb2_grpc.RuntimeServiceStub(channel)
+
+
+def channel_to(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
+    # Its own connection, so that one test's channel never carries another's calls.
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    if credentials is None:
+        return grpc.insecure_channel(address, options)
+    return grpc.secure_channel(address, credentials, options)
+
+
+def new_session(stub: Any, tokens: list[int] | None = None, **call: Any) -> str:
+    """A session that never ends on a token of its own, with some history."""
+    session_id: str = stub.CreateSession(pb.CreateSessionRequest(ignore_eos=True), **call).session_id
+    if tokens:
+        stub.AppendTokens(pb.AppendTokensRequest(session_id=session_id, token_ids=tokens), **call)
+    return session_id
+
+
+def token_ids(events: Iterator[pb.GenerateEvent]) -> list[int]:
+    return [event.token.id for event in events if event.WhichOneof("event") == "token"]

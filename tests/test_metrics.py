@@ -1,0 +1,268 @@
+"""Every metric, moved by real traffic on a tiny model."""
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kakeya.config import Quotas, RuntimeConfig
+from kakeya.engine.proposer import DraftRequest
+from kakeya.errors import InvariantViolation, ResourceExhausted, SessionBusy, SessionNotFound
+from kakeya.metrics import Metrics
+from kakeya.runtime import Runtime
+from support import tiny
+from support.runtimes import PROMPT, answer, new_session, sequence_of
+
+OpenTiny = Callable[..., Runtime]
+NAMES = {
+    "kakeya_sessions",
+    "kakeya_kv_live_bytes",
+    "kakeya_kv_capacity_bytes",
+    "kakeya_requests_running",
+    "kakeya_requests_waiting",
+    "kakeya_prompt_tokens_total",
+    "kakeya_cached_tokens_total",
+    "kakeya_generation_tokens_total",
+    "kakeya_evicted_tokens_total",
+    "kakeya_time_to_first_token_seconds",
+    "kakeya_inter_token_latency_seconds",
+    "kakeya_request_duration_seconds",
+    "kakeya_queue_time_seconds",
+    "kakeya_admission_total",
+    "kakeya_draft_tokens_total",
+    "kakeya_accepted_tokens_total",
+    "kakeya_invariant_violations_total",
+}
+
+
+class Watched:
+    """A runtime and what its metrics say."""
+
+    def __init__(self, open_tiny: OpenTiny, *args: object, **options: object) -> None:
+        self.metrics = Metrics()
+        self.runtime = open_tiny(*args, metrics=self.metrics, **options)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(f"kakeya_{name}", labels)
+
+    def becomes(self, name: str, value: float, **labels: str) -> bool:
+        """Whether it says so soon: the engine hears of a read event a little later."""
+        for _ in range(1000):
+            if self.value(name, **labels) == value:
+                return True
+            time.sleep(0.005)
+        return False
+
+
+@pytest.fixture
+def watched(open_tiny: OpenTiny) -> Watched:
+    return Watched(open_tiny)
+
+
+def test_the_names_are_those_of_the_design(watched: Watched) -> None:
+    families = re.findall(r"^# TYPE (\S+) (\S+)", watched.metrics.exposition().decode(), re.MULTILINE)
+    assert {name for name, _ in families if not name.endswith("_created")} == NAMES
+
+
+def test_two_sets_of_metrics_do_not_mix(open_tiny: OpenTiny) -> None:
+    first, second = Watched(open_tiny), Watched(open_tiny)
+    answer(first.runtime, new_session(first.runtime), 2)
+    assert first.value("generation_tokens_total") == 2
+    assert second.value("generation_tokens_total") == 0
+
+
+def test_sessions_are_counted_by_state(watched: Watched) -> None:
+    runtime = watched.runtime
+    idle, busy, broken = new_session(runtime), new_session(runtime), new_session(runtime)
+    stream = runtime.generate(busy, 10_000)
+    answer(runtime, broken, 2)
+    sequence_of(runtime, broken).slab.committed = 99
+    with pytest.raises(InvariantViolation):
+        runtime.append(broken, [3])
+    assert [watched.value("sessions", state=state) for state in ("idle", "generating", "failed")] == [1, 1, 1]
+    assert watched.value("invariant_violations_total", invariant="INV-2") == 1
+    assert watched.value("invariant_violations_total", invariant="INV-1") == 0
+    stream.cancel()
+    assert watched.becomes("sessions", 2, state="idle")
+    runtime.close_session(idle)
+    assert watched.value("sessions", state="idle") == 1
+
+
+def test_bytes_are_what_the_slabs_hold(watched: Watched) -> None:
+    runtime = watched.runtime
+    facts = runtime.describe()
+    assert watched.value("kv_capacity_bytes") == facts.pool_bytes == 4 * facts.session_bytes
+    assert watched.value("kv_live_bytes") == 0
+    sessions = [new_session(runtime), new_session(runtime)]
+    for session in sessions:
+        answer(runtime, session, 3)
+    held = sum(runtime.info(session).kv_live_bytes for session in sessions)
+    assert watched.value("kv_live_bytes") == held == 2 * 7 * facts.bytes_per_token
+    for session in sessions:
+        runtime.close_session(session)
+    assert watched.value("kv_live_bytes") == 0
+
+
+def test_tokens_are_counted_where_they_come_from(watched: Watched) -> None:
+    runtime = watched.runtime
+    session = new_session(runtime)
+    answer(runtime, session, 4)
+    assert watched.value("prompt_tokens_total") == len(PROMPT)
+    assert watched.value("cached_tokens_total") == 0
+    assert watched.value("generation_tokens_total") == 4
+    runtime.append(session, [8])  # computed with the last answer's last token
+    answer(runtime, session, 2)
+    assert watched.value("prompt_tokens_total") == len(PROMPT) + 2
+    assert watched.value("cached_tokens_total") == len(PROMPT) + 3
+    assert watched.value("generation_tokens_total") == 6
+
+
+def test_evictions_follow_commits(watched: Watched, tmp_path: Path) -> None:
+    runtime = watched.runtime
+    session = new_session(runtime, [3] * 9)  # the window and the sink hold 10
+    assert watched.value("evicted_tokens_total") == 0
+    answer(runtime, session, 3)
+    runtime.append(session, [4, 5])
+    assert watched.value("evicted_tokens_total") == 4
+    copy = runtime.fork(session)
+    runtime.export_session(session, tmp_path / "saved")
+    imported, _ = runtime.import_session(tmp_path / "saved")
+    assert watched.value("evicted_tokens_total") == 4
+    runtime.append(copy, [6])
+    runtime.append(imported, [6])
+    assert watched.value("evicted_tokens_total") == 6
+    assert runtime.info(copy).dropped_token_count == runtime.info(imported).dropped_token_count == 5
+
+
+def test_each_request_leaves_its_times(watched: Watched) -> None:
+    runtime = watched.runtime
+    session = new_session(runtime)
+    begun = time.monotonic()
+    answer(runtime, session, 5)
+    answer(runtime, session, 1)
+    elapsed = time.monotonic() - begun
+    assert watched.becomes("request_duration_seconds_count", 2)
+    for name, count in (
+        ("queue_time_seconds", 2),
+        ("time_to_first_token_seconds", 2),
+        ("inter_token_latency_seconds", 4),
+        ("request_duration_seconds", 2),
+    ):
+        assert watched.value(f"{name}_count") == count
+        assert 0 < watched.value(f"{name}_sum") < elapsed
+    assert watched.value("queue_time_seconds_sum") < watched.value("time_to_first_token_seconds_sum")
+    assert watched.value("time_to_first_token_seconds_sum") < watched.value("request_duration_seconds_sum")
+
+
+def test_requests_run_from_their_first_step_to_their_last_event(watched: Watched) -> None:
+    runtime = watched.runtime
+    streams = [runtime.generate(new_session(runtime), 10_000) for _ in range(2)]
+    assert watched.becomes("requests_running", 2)
+    assert watched.value("requests_waiting") == 0
+    for stream in streams:
+        stream.cancel()
+    assert watched.becomes("requests_running", 0)
+    assert watched.value("requests_waiting") == 0
+
+
+def test_a_request_without_a_place_in_a_step_waits(open_tiny: OpenTiny) -> None:
+    config = tiny.engine_config(threads=1, max_batch_tokens=8)
+    watched = Watched(open_tiny, config)
+    runtime = watched.runtime
+    seen: list[tuple[float | None, float | None]] = []
+    run = runtime._engine._backend.run
+
+    def look(*args: object) -> object:
+        seen.append((watched.value("requests_waiting"), watched.value("requests_running")))
+        return run(*args)
+
+    runtime._engine._backend.run = look
+    sessions = [new_session(runtime, [3] * 8) for _ in range(3)]
+
+    # Accepted while nothing is computed, so that all three are there at the first step.
+    for stream in runtime._engine._inbox.ask(lambda: [start(runtime, session) for session in sessions]):
+        list(stream)
+    assert seen[0] == (2, 1)
+    assert seen[1] == (1, 2)
+    assert watched.becomes("requests_running", 0)
+
+
+def start(runtime: Runtime, session_id: str) -> object:
+    """A generate, accepted on the engine thread itself."""
+    from kakeya.engine.request import Request
+    from kakeya.engine.stream import EventStream
+    from kakeya.types import SamplingParams
+
+    request = Request(EventStream(runtime._engine._inbox.wake), 1, SamplingParams())
+    return runtime._engine._generate(sequence_of(runtime, session_id), request)
+
+
+def test_a_request_cancelled_while_it_waits_runs_no_more(open_tiny: OpenTiny) -> None:
+    watched = Watched(open_tiny)
+    runtime = watched.runtime
+    session = new_session(runtime)
+
+    def start_and_cancel() -> None:
+        start(runtime, session).cancel()
+
+    runtime._engine._inbox.ask(start_and_cancel)
+    assert watched.becomes("requests_waiting", 0)
+    assert watched.becomes("request_duration_seconds_count", 1)
+    assert watched.value("requests_running") == 0
+    assert watched.value("queue_time_seconds_count") == 0
+
+
+def test_admission_counts_each_result(open_tiny: OpenTiny) -> None:
+    watched = Watched(open_tiny, settings=RuntimeConfig(None, Quotas(max_concurrent_requests=1)))
+    runtime = watched.runtime
+    first, second = new_session(runtime), new_session(runtime)
+    stream = runtime.generate(first, 10_000, request_id="a")
+    for refused, session in ((ResourceExhausted, second), (SessionNotFound, "no such"), (SessionBusy, first)):
+        with pytest.raises(refused):
+            runtime.generate(session, 1, request_id="a")
+    stream.cancel()
+    list(stream)
+    for _ in range(2):
+        answer(runtime, second, 1, request_id="b")
+    counted = {name: watched.value("admission_total", result=name) for name in ("accepted", "exhausted")}
+    assert counted == {"accepted": 2, "exhausted": 1}
+    assert watched.value("admission_total", result="not_found") == 1
+    assert watched.value("admission_total", result="busy") is None  # a repeat is not a new request
+
+
+class Prophet:
+    """Knows what comes next, and gets every second guess wrong."""
+
+    max_draft = 2
+    hidden_layers = ()
+
+    def __init__(self, text: list[int]) -> None:
+        self.text = text
+
+    def new_state(self) -> "Prophet":
+        return self
+
+    def propose(self, requests: list[DraftRequest]) -> list[list[int]]:
+        return [self._guess(len(request.tokens))[: request.limit] for request in requests]
+
+    def observe(self, *args: object) -> None: ...
+
+    def rollback(self, length: int) -> None: ...
+
+    def _guess(self, position: int) -> list[int]:
+        right, wrong = [*self.text, 0, 0][position : position + 2]
+        return [right, (wrong + 1) % tiny.VOCAB]
+
+
+def test_drafts_are_counted_with_what_became_of_them(open_tiny: OpenTiny) -> None:
+    plain = open_tiny()
+    *tokens, _ = answer(plain, new_session(plain), 12)
+    watched = Watched(open_tiny, proposer=Prophet(PROMPT + [token.token_id for token in tokens]))
+    *drafted, done = answer(watched.runtime, new_session(watched.runtime), 12)
+    assert drafted == tokens
+    assert watched.value("draft_tokens_total") == done.proposed_draft_tokens
+    assert watched.value("accepted_tokens_total") == done.accepted_draft_tokens
+    assert 0 < done.accepted_draft_tokens < done.proposed_draft_tokens
+    assert watched.value("generation_tokens_total") == 12
