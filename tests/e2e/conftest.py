@@ -1,18 +1,26 @@
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 
-from support.process import SMALL_EXACT, ServerProcess, server_process
-from support.served import write_chat_model
+from support.served import serve, write_chat_model
+
+# A window that fills quickly, and bits that can be compared.
+SMALL_EXACT = (
+    *("--sink", "2", "--window", "30", "--numerics", "exact"),
+    *("--dtype", "float32", "--weights", "float32", "--threads", "1"),
+)
+ServeTiny = Callable[[int], AbstractContextManager[str]]
 
 
 @pytest.fixture(scope="session")
-def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_model(tmp_path_factory.mktemp("chat-model"))
+def serve_tiny(tmp_path_factory: pytest.TempPathFactory) -> ServeTiny:
+    """Starts a server process for so many sessions; gives its address."""
+    model = write_chat_model(tmp_path_factory.mktemp("chat-model"))
+    return lambda capacity: serve(model, *SMALL_EXACT, "--capacity", str(capacity))
 
 
 @pytest.fixture(scope="module")
-def server(chat_model: Path) -> Iterator[ServerProcess]:
-    with server_process(chat_model, *SMALL_EXACT, "--capacity", "160") as server:
-        yield server
+def address(serve_tiny: ServeTiny) -> Iterator[str]:
+    with serve_tiny(160) as address:
+        yield address

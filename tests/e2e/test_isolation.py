@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import kakeya
 from kakeya.client import AsyncSession
-from support.process import ServerProcess
 
 AGENTS = 64
 
@@ -85,9 +84,9 @@ async def assert_same_alone(client: kakeya.AsyncClient, story: Sequence[Deed]) -
     return compared
 
 
-def test_sessions_never_share_state(server: ServerProcess) -> None:
+def test_sessions_never_share_state(address: str) -> None:
     async def everyone() -> int:
-        async with kakeya.AsyncClient(server.address) as client:
+        async with kakeya.AsyncClient(address) as client:
             lives = await asyncio.gather(*(live(client, seed) for seed in range(AGENTS)))
             compared = [await assert_same_alone(client, story) for stories in lives for story in stories]
             assert await client.list_sessions() == []

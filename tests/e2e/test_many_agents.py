@@ -1,10 +1,10 @@
 """Many agents, each with a channel and a session of its own, all windows full, all at once."""
 
 import asyncio
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import kakeya
-from support.process import SMALL_EXACT, server_process
 
 AGENTS = 256
 WINDOW_FULL = 40
@@ -28,7 +28,9 @@ async def agent_with_its_own_channel(address: str, agent: int, barrier: asyncio.
         return await answer(client, agent, barrier)
 
 
-def test_everyone_gets_what_it_would_get_alone(chat_model: Path) -> None:
+def test_everyone_gets_what_it_would_get_alone(
+    serve_tiny: Callable[[int], AbstractContextManager[str]],
+) -> None:
     async def everyone(address: str) -> None:
         barrier = asyncio.Barrier(AGENTS)
         agents = (agent_with_its_own_channel(address, agent, barrier) for agent in range(AGENTS))
@@ -39,5 +41,5 @@ def test_everyone_gets_what_it_would_get_alone(chat_model: Path) -> None:
         assert together[::8] == alone
         assert len({tuple(tokens) for tokens in together}) > AGENTS // 2
 
-    with server_process(chat_model, *SMALL_EXACT, "--capacity", str(AGENTS)) as server:
-        asyncio.run(everyone(server.address))
+    with serve_tiny(AGENTS) as address:
+        asyncio.run(everyone(address))
