@@ -12,7 +12,7 @@ from kakeya.cli.memory import MOST_BY_DEFAULT, Budget, fitting_capacity
 from kakeya.cli.serve_options import ServeOptions
 from kakeya.config import ServerConfig
 from kakeya.errors import ConfigError
-from kakeya.grpc_server.auth import hash_key
+from kakeya.serving.keys import hash_key
 from support.cli import Outcome, Run
 
 

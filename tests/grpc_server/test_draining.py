@@ -135,9 +135,12 @@ def test_nothing_is_left_behind(model: Path) -> None:
 
 def test_a_signal_while_loading_ends_at_once() -> None:
     program = (
-        "import asyncio, time\nfrom kakeya.config import ServerConfig\nfrom kakeya.grpc_server import serve\n"
+        "import asyncio, time\nfrom kakeya.serving import lifecycle\n"
+        "from kakeya.config import ServerConfig\nfrom kakeya.grpc_server import Server\n"
         "def load():\n    print('loading', flush=True)\n    time.sleep(60)\n"
-        "asyncio.run(serve(ServerConfig(bind='127.0.0.1:0'), load, print))\n"
+        "async def main():\n    server = Server(ServerConfig(bind='127.0.0.1:0'))\n"
+        "    await lifecycle.serve([server], load, print, 5)\n"
+        "asyncio.run(main())\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

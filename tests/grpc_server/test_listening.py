@@ -12,9 +12,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from kakeya.config import ServerConfig, is_loopback
 from kakeya.errors import ConfigError
 from kakeya.grpc_server import Server
-from kakeya.grpc_server.reader import EventReader, Workers
 from kakeya.grpc_server.server import SERVICE_NAME
 from kakeya.runtime import Runtime
+from kakeya.serving.reader import EventReader
+from kakeya.serving.workers import Workers
 from kakeya.types import DoneEvent, Event, StopReason
 from kakeya.wire import runtime_pb2 as pb
 from support import serving

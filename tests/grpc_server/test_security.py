@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kakeya.config import ServerConfig, TlsConfig
 from kakeya.errors import ConfigError, Unauthenticated
 from kakeya.grpc_server import Server
-from kakeya.grpc_server.auth import OPEN_OWNER, KeyRing, hash_key, owner_name
+from kakeya.serving.keys import OPEN_OWNER, KeyRing, hash_key, owner_name
 from kakeya.wire import runtime_pb2 as pb
 from support import serving
 from support.serving import new_session

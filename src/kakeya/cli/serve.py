@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,6 +15,7 @@ from kakeya.cli.command import ENVIRONMENT_PREFIX, command_of, effective_setting
 from kakeya.cli.console import FetchBar, Screen
 from kakeya.cli.memory import fitting_capacity
 from kakeya.cli.serve_options import SECRETS, ServeOptions
+from kakeya.config import ServerConfig
 from kakeya.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
         return
     server, load = options.server_config(), _loader(screen, options)
     # Later, for these take their time to import, and help should not wait for them.
-    from kakeya import grpc_server, logs
+    from kakeya import logs
     from kakeya.cli.serve_banner import Banner
     from kakeya.metrics import Metrics
 
@@ -48,13 +50,21 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
     banner.warn()
     metrics = Metrics()
     with _metrics_endpoint(options, metrics) as metrics_url:
-        asyncio.run(
-            grpc_server.serve(
-                server,
-                lambda: load(metrics),
-                lambda runtime, address: banner.show(runtime.describe(), address, metrics_url),
-            )
-        )
+        show = partial(banner.show, metrics_url=metrics_url)
+        asyncio.run(_live(server, lambda: load(metrics), show))
+
+
+async def _live(config: ServerConfig, load: "Callable[[], Runtime]", show: Callable[..., None]) -> None:
+    """Start the front ends on this loop and live until a signal."""
+    from kakeya.grpc_server import Server
+    from kakeya.serving import lifecycle
+
+    front = Server(config)
+
+    def announce(runtime: "Runtime") -> None:
+        show(runtime.describe(), front.address)
+
+    await lifecycle.serve([front], load, announce, config.shutdown_grace_s)
 
 
 def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runtime]":

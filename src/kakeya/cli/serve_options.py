@@ -192,7 +192,7 @@ class ServeOptions:
 
     def server_config(self) -> ServerConfig:
         """The server's settings. Raises ConfigError, also for a bind that is too open."""
-        from kakeya.grpc_server.auth import hash_key
+        from kakeya.serving.keys import hash_key
 
         return ServerConfig(
             bind=self.bind,

@@ -1,6 +1,5 @@
 """RuntimeService over gRPC: messages in, events out, errors to status codes."""
 
-from kakeya.grpc_server.lifecycle import serve
 from kakeya.grpc_server.server import Server
 
-__all__ = ["Server", "serve"]
+__all__ = ["Server"]

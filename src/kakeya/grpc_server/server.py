@@ -1,6 +1,5 @@
 """A gRPC server over one runtime: it listens, then serves, then drains."""
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -9,19 +8,17 @@ from grpc_reflection.v1alpha import reflection
 
 from kakeya.config import ServerConfig
 from kakeya.errors import ConfigError
-from kakeya.grpc_server.auth import KeyRing
-from kakeya.grpc_server.reader import Workers
 from kakeya.grpc_server.service import RuntimeService
 from kakeya.grpc_server.tls import server_credentials
+from kakeya.serving import lifecycle
+from kakeya.serving.keys import KeyRing
+from kakeya.serving.workers import Workers
 from kakeya.wire import runtime_pb2, runtime_pb2_grpc
 
 if TYPE_CHECKING:
     from kakeya.runtime import Runtime
 
 SERVICE_NAME: str = runtime_pb2.DESCRIPTOR.services_by_name["RuntimeService"].full_name
-
-# Of a shutdown's grace, what is kept for telling clients that it is over.
-_LAST_WORDS_S = 1.0
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -30,7 +27,7 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Server:
     """Use it from one event loop: `start`, `open` with a runtime, `drain`.
 
-    The health service says SERVING between `open` and `drain` only.
+    The health service says SERVING between `open` and `refuse` only.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -61,30 +58,27 @@ class Server:
         await self._server.start()
 
     async def open(self, runtime: "Runtime") -> None:
-        """Serve from now on. The runtime is this server's: `drain` closes it."""
+        """Serve from now on."""
         self._service.runtime = runtime
         await self._say(_SERVING)
 
-    async def drain(self, grace_s: float | None = None) -> bool:
-        """Refuse new work, let what runs end within the grace, tell the rest UNAVAILABLE, close everything.
-
-        True when nothing had to be interrupted.
-        """
-        grace = self._config.shutdown_grace_s if grace_s is None else grace_s
-        last_words = min(_LAST_WORDS_S, grace / 5)
+    async def refuse(self) -> None:
+        """Say NOT_SERVING from now on."""
         await self._health.enter_graceful_shutdown()
-        runtime = self._service.runtime
-        finished = runtime is None or await asyncio.to_thread(runtime.drain, grace - last_words)
-        if not finished:
-            self._service.interrupt()
-        # A call that meets gRPC's own shutdown is told CANCELLED: let the next ones of clients that were
-        # waiting for us come, and be told UNAVAILABLE.
-        await asyncio.sleep(last_words / 4)
-        await self._server.stop(last_words * 3 / 4)
-        if runtime is not None:
-            await asyncio.to_thread(runtime.close)
+
+    def interrupt(self) -> None:
+        """End every generate now; its client is told UNAVAILABLE."""
+        self._service.interrupt()
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop listening; calls that still run get the grace."""
+        await self._server.stop(grace_s)
         self._workers.close()
-        return finished
+
+    async def drain(self, grace_s: float | None = None) -> bool:
+        """Drain this server and its runtime, and close them. True when nothing had to be interrupted."""
+        grace = self._config.shutdown_grace_s if grace_s is None else grace_s
+        return await lifecycle.drain((self,), self._service.runtime, grace)
 
     async def _say(self, status: Any) -> None:
         for name in ("", SERVICE_NAME):

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from kakeya.errors import ERROR_NAME_KEY, KakeyaError, Unavailable
 from kakeya.grpc_server import messages
-from kakeya.grpc_server.auth import KeyRing
-from kakeya.grpc_server.reader import EventReader, EventSource, Workers
 from kakeya.grpc_server.status import status_code, status_details
+from kakeya.serving.keys import KeyRing
+from kakeya.serving.reader import EventReader, EventSource
+from kakeya.serving.workers import Workers
 from kakeya.types import DoneEvent, FailedEvent, StopReason
 from kakeya.wire import runtime_pb2 as pb, runtime_pb2_grpc
 

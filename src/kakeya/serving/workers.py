@@ -1,57 +1,18 @@
-"""Reads an engine stream on an event loop, and runs the runtime's blocking calls beside it."""
+"""Threads for the runtime's calls, which wait for the engine, at most one step each."""
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import ParamSpec, Protocol, TypeVar
-
-from kakeya.types import Event
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class EventSource(Protocol):
-    """What a generate hands out: an engine's stream, or the replay of one."""
-
-    def subscribe(self, announce: Callable[[], None]) -> None: ...
-
-    def poll(self) -> Event | None: ...
-
-    def cancel(self) -> None: ...
-
-
-class EventReader:
-    """Takes events one by one without blocking the loop. A token is history once it is taken."""
-
-    def __init__(self, source: EventSource) -> None:
-        self._source = source
-        self._loop = asyncio.get_running_loop()
-        self._waiting = asyncio.Event()
-        source.subscribe(self._announce)
-
-    async def next_event(self) -> Event:
-        """The next event, as soon as there is one."""
-        while True:
-            # Cleared before the look, so that an announcement in between is not lost.
-            self._waiting.clear()
-            event = self._source.poll()
-            if event is not None:
-                return event
-            await self._waiting.wait()
-
-    def _announce(self) -> None:
-        """On the engine thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._waiting.set)
-        except RuntimeError:
-            pass  # the loop is closed: nobody reads any more
-
-
 class Workers:
-    """Threads for calls that wait for the engine, at most one step each."""
+    """Runs calls that block, so that the event loop does not."""
 
     def __init__(self, count: int = 64) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="kakeya-rpc")
