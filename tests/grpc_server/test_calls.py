@@ -69,6 +69,19 @@ def test_a_session_lives_and_ends(stub: Any, runtime: Runtime) -> None:
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+def test_tokens_travel_together_for_a_client_that_understands_it(stub: Any, runtime: Runtime) -> None:
+    """In whatever groups they come, they are the same tokens, and the other events are as ever."""
+    session_id = new_session(stub, PROMPT * 20)
+    events = generate(stub, session_id, 40, group_tokens=True, logprobs=2)
+    kinds = [event.WhichOneof("event") for event in events]
+    assert (kinds[0], kinds[-1]) == ("truncated", "done")
+    assert set(kinds[1:-1]) == {"tokens"}
+    sent = [token for event in events for token in event.tokens.tokens]
+    assert [token.id for token in sent] == direct(runtime, PROMPT * 20, 40)
+    assert all(len(token.top_logprobs) == 2 for token in sent)
+    assert events[-1].done.generated_token_count == 40
+
+
 def test_the_next_turn_finds_its_history_computed(stub: Any) -> None:
     session_id = new_session(stub, PROMPT)
     generate(stub, session_id, 4)

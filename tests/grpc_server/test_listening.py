@@ -1,6 +1,5 @@
 """Where a server listens, what it bears, and what it tells tools."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,6 @@ from kakeya.errors import ConfigError
 from kakeya.grpc_server import Server
 from kakeya.grpc_server.server import SERVICE_NAME
 from kakeya.runtime import Runtime
-from kakeya.serving.reader import EventReader
-from kakeya.serving.workers import Workers
-from kakeya.types import DoneEvent, Event, StopReason
 from kakeya.wire import runtime_pb2 as pb
 from support import serving
 from support.serving import new_session
@@ -142,61 +138,3 @@ def test_loopback_is_this_machine_alone(host: str, local: bool) -> None:
 def test_a_bad_setting_is_named(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ServerConfig(**change)
-
-
-class Held:
-    """An event source whose events the test puts in."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.announce = lambda: None
-        self.cancelled = False
-
-    def subscribe(self, announce: Any) -> None:
-        self.announce = announce
-
-    def poll(self) -> Event | None:
-        return self.events.pop(0) if self.events else None
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
-def test_a_reader_outlived_by_its_source_harms_nobody() -> None:
-    source = Held()
-
-    async def read() -> Event:
-        reader = EventReader(source)
-        asyncio.get_running_loop().call_later(0.01, lambda: source.events.append(done) or source.announce())
-        return await reader.next_event()
-
-    done = DoneEvent(StopReason.EOS, 0, 0.0, 0.0, 0)
-    assert asyncio.run(read()) is done
-    source.announce()  # the loop is closed by now
-
-
-def test_an_answer_that_comes_too_late_is_undone() -> None:
-    undone: list[str] = []
-
-    async def give_up() -> None:
-        workers, proceed = Workers(2), asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def slow() -> str:
-            asyncio.run_coroutine_threadsafe(proceed.wait(), loop).result()
-            return "late"
-
-        call = asyncio.create_task(workers.call_or_undo(slow, undone.append))
-        await asyncio.sleep(0.01)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        proceed.set()
-        async with asyncio.timeout(5):
-            while not undone:
-                await asyncio.sleep(0.005)
-        assert await workers.call_or_undo(lambda: "in time", undone.append) == "in time"
-        workers.close()
-
-    asyncio.run(give_up())
-    assert undone == ["late"]

@@ -113,6 +113,8 @@ class FaultyProxy(runtime_pb2_grpc.RuntimeServiceServicer):
         fault = self._arrived("Generate", request)
         if isinstance(fault, Refuse):
             await _refuse(context, fault)
+        if fault is not None:
+            request.group_tokens = False  # so that it can strike at any token
         call = self._stub.Generate(request, metadata=_key(context))
         passed = lost = 0
         try:

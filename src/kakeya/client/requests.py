@@ -58,4 +58,5 @@ def generate_request(
         logit_bias=logit_bias,
         logprobs=logprobs,
         request_id=new_request_id(),
+        group_tokens=True,
     )

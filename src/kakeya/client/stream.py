@@ -7,7 +7,7 @@ token's randomness depends only on the seed and its position, so the joint canno
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -94,13 +94,13 @@ class Generation:
         seen, done = 0, None
         try:
             async for event in self._call:
-                if event.HasField("token"):
+                for message in _tokens(event):
                     seen += 1
                     if seen > self._received:
                         self._received = seen
                         attempts.progressed()
-                        yield token(event.token)
-                elif event.HasField("truncated"):
+                        yield token(message)
+                if event.HasField("truncated"):
                     self._dropped = event.truncated.dropped_token_count
                 elif event.HasField("done"):
                     done = event.done
@@ -133,6 +133,10 @@ class Generation:
         """Whether our own `cancel` ended the call, and not the end of the task that reads it."""
         task = asyncio.current_task()
         return self.cancelled and (task is None or task.cancelling() == 0)
+
+
+def _tokens(event: pb.GenerateEvent) -> Sequence[pb.Token]:
+    return [event.token] if event.HasField("token") else event.tokens.tokens
 
 
 class AsyncStream(Generic[T]):

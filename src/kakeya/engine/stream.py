@@ -28,6 +28,7 @@ class EventStream:
         self._terminated = False
         self._ended = False
         self._announce: Callable[[], None] | None = None
+        self._wanted = 1
         self.cancel_requested = False
 
     # The engine's side.
@@ -58,6 +59,7 @@ class EventStream:
         """How many tokens wait; asks for a wake-up call when the reader takes the next one."""
         with self._changed:
             self._reader_is_behind = self._unread > 0
+            self._announce_if_ready()
             return self._unread
 
     @property
@@ -66,20 +68,25 @@ class EventStream:
 
     def _tell_reader(self) -> None:
         self._changed.notify()
-        if self._announce is not None:
-            self._announce()
+        self._announce_if_ready()
+
+    def _announce_if_ready(self) -> None:
+        enough = len(self._events) >= self._wanted or self._terminated or self._reader_is_behind
+        if self._announce is not None and self._events and enough:
+            announce, self._announce = self._announce, None
+            announce()
 
     # The reader's side.
 
-    def subscribe(self, announce: Callable[[], None]) -> None:
-        """Have `announce` called whenever events wait: at once if some do, later from the engine thread.
+    def when_ready(self, announce: Callable[[], None], events: int = 1) -> None:
+        """Have `announce` called once, as soon as so many events wait, the last one does, or the engine
+        waits for its reader: now, or later from the engine thread. Replaces what was asked for before.
 
         For readers that cannot block; it must return quickly and must not touch the stream.
         """
         with self._changed:
-            self._announce = announce
-            if self._events:
-                announce()
+            self._announce, self._wanted = announce, events
+            self._announce_if_ready()
 
     def cancel(self) -> None:
         """Ask the engine to stop; the stream then ends with a CANCELLED done event."""
@@ -104,6 +111,17 @@ class EventStream:
             event = self._take() if self._events else None
         self._wake_if_asked()
         return event
+
+    def poll_all(self) -> list[Event]:
+        """Take every event that waits."""
+        with self._changed:
+            events = list(self._events)
+            self._events.clear()
+            self._taken += self._unread
+            self._unread = 0
+            self._ended = self._ended or self._terminated
+        self._wake_if_asked()
+        return events
 
     def _take(self) -> Event:
         event = self._events.popleft()

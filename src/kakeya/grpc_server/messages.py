@@ -1,6 +1,7 @@
 """Between wire messages and the runtime's own nouns."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import kakeya
@@ -74,7 +75,18 @@ def generate_event(event: TruncatedEvent | TokenEvent | DoneEvent) -> pb.Generat
             return pb.GenerateEvent(done=_done(event))
 
 
+def grouped(events: Sequence[TruncatedEvent | TokenEvent | DoneEvent]) -> Iterator[pb.GenerateEvent]:
+    """The messages for events that are ready together: neighbouring tokens share one."""
+    for is_token, group in groupby(events, key=lambda event: isinstance(event, TokenEvent)):
+        if is_token:
+            yield pb.GenerateEvent(tokens=pb.Tokens(tokens=map(_token, group)))
+        else:
+            yield from map(generate_event, group)
+
+
 def _token(event: TokenEvent) -> pb.Token:
+    if event.logprob is None:
+        return pb.Token(id=event.token_id)
     top = [pb.TokenLogprob(id=other.token_id, logprob=other.logprob) for other in event.top_logprobs]
     return pb.Token(id=event.token_id, logprob=event.logprob, top_logprobs=top)
 

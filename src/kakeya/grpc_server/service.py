@@ -1,7 +1,7 @@
 """The nine calls of RuntimeService: who calls, what the runtime answers, how it ends."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,9 +11,10 @@ from kakeya.errors import ERROR_NAME_KEY, KakeyaError, Unavailable
 from kakeya.grpc_server import messages
 from kakeya.grpc_server.status import status_code, status_details
 from kakeya.serving.keys import KeyRing
+from kakeya.serving.pace import Pace
 from kakeya.serving.reader import EventReader, EventSource
 from kakeya.serving.workers import Workers
-from kakeya.types import DoneEvent, FailedEvent, StopReason
+from kakeya.types import DoneEvent, Event, FailedEvent, StopReason
 from kakeya.wire import runtime_pb2 as pb, runtime_pb2_grpc
 
 if TYPE_CHECKING:  # torch takes a second to import, and the server listens before that
@@ -42,6 +43,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
         self.runtime: Runtime | None = None
         self._keys = keys
         self._workers = workers
+        self._pace = Pace()
         self._streams: set[EventSource] = set()
         self._interrupted = False
         self._fork_lengths: dict[str, int] = {}
@@ -89,7 +91,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
             stream: EventSource = await self._workers.call_or_undo(begin, lambda late: late.cancel())
             self._streams.add(stream)
             try:
-                await self._relay(stream, context)
+                await self._relay(stream, context, grouped=request.group_tokens)
             except BaseException:
                 stream.cancel()
                 raise
@@ -184,18 +186,28 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
                 del self._fork_lengths[next(iter(self._fork_lengths))]
         return self._fork_lengths[session_id]
 
-    async def _relay(self, stream: EventSource, context: Context) -> None:
-        """Send events up to the last one. A token is taken only when the one before it was sent."""
-        reader = EventReader(stream)
-        while True:
-            event = await reader.next_event()
-            if isinstance(event, FailedEvent):
-                raise event.error
-            if self._interrupted and _was_cancelled(event):
-                raise Unavailable("the server is shutting down and stopped this generate")
-            await context.write(messages.generate_event(event))
-            if isinstance(event, DoneEvent):
-                return
+    async def _relay(self, stream: EventSource, context: Context, *, grouped: bool) -> None:
+        """Send events up to the last one. A token is taken only when what came before it was sent."""
+        with self._pace.stream():
+            reader = EventReader(stream, self._pace)
+            ended = False
+            while not ended:
+                events = await reader.next_events() if grouped else [await reader.next_event()]
+                ended = isinstance(events[-1], DoneEvent)
+                for message in self._messages(events, grouped=grouped):
+                    await context.write(message)
+
+    def _messages(self, events: list[Event], *, grouped: bool) -> Iterator[pb.GenerateEvent]:
+        """What tells the client of these events. Raises what ended the generate, after the rest was told."""
+        sendable = [event for event in events if not isinstance(event, FailedEvent)]
+        interrupted = self._interrupted and _was_cancelled(events[-1])
+        if interrupted:
+            sendable.pop()
+        yield from messages.grouped(sendable) if grouped else map(messages.generate_event, sendable)
+        if interrupted:
+            raise Unavailable("the server is shutting down and stopped this generate")
+        if isinstance(events[-1], FailedEvent):
+            raise events[-1].error
 
 
 def _was_cancelled(event: object) -> bool:

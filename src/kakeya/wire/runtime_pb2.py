@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kakeya/wire/runtime.proto\x12\tkakeya.v1\"\xa7\x01\n\x14\x43reateSessionRequest\x12\x14\n\x0c\x63lient_label\x18\x01 \x01(\t\x12\x15\n\reos_token_ids\x18\x02 \x03(\r\x12!\n\x14pinned_prefix_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x42\x17\n\x15_pinned_prefix_tokens\"+\n\x15\x43reateSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x92\x01\n\x13\x41ppendTokensRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12$\n\x17\x65xpected_history_length\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x04 \x01(\tB\x1a\n\x18_expected_history_length\".\n\x14\x41ppendTokensResponse\x12\x16\n\x0ehistory_length\x18\x01 \x01(\x04\"\xa4\x04\n\x0fGenerateRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x04 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x05 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x06 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x07 \x01(\x02H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x05\x88\x01\x01\x12\x15\n\x08logprobs\x18\t \x01(\rH\x06\x88\x01\x01\x12\x12\n\nrequest_id\x18\n \x01(\t\x12\x1d\n\x10presence_penalty\x18\x0b \x01(\x02H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0c \x01(\x02H\x08\x88\x01\x01\x12=\n\nlogit_bias\x18\r \x03(\x0b\x32).kakeya.v1.GenerateRequest.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x07\n\x05_seedB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penalty\"\x87\x01\n\rGenerateEvent\x12)\n\ttruncated\x18\x01 \x01(\x0b\x32\x14.kakeya.v1.TruncatedH\x00\x12!\n\x05token\x18\x02 \x01(\x0b\x32\x10.kakeya.v1.TokenH\x00\x12\x1f\n\x04\x64one\x18\x03 \x01(\x0b\x32\x0f.kakeya.v1.DoneH\x00\x42\x07\n\x05\x65vent\"(\n\tTruncated\x12\x1b\n\x13\x64ropped_token_count\x18\x01 \x01(\x04\"d\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12-\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32\x17.kakeya.v1.TokenLogprobB\n\n\x08_logprob\"+\n\x0cTokenLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\xed\x01\n\x04\x44one\x12*\n\x0bstop_reason\x18\x01 \x01(\x0e\x32\x15.kakeya.v1.StopReason\x12\x1d\n\x15generated_token_count\x18\x02 \x01(\x04\x12 \n\x18prefill_duration_seconds\x18\x03 \x01(\x01\x12\x1e\n\x16total_duration_seconds\x18\x04 \x01(\x01\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x05 \x01(\x04\x12\x1d\n\x15\x61\x63\x63\x65pted_draft_tokens\x18\x06 \x01(\x04\x12\x1d\n\x15proposed_draft_tokens\x18\x07 \x01(\x04\"+\n\x15GetSessionInfoRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\xa0\x02\n\x16GetSessionInfoResponse\x12\x16\n\x0ehistory_length\x18\x01 \x01(\x04\x12\x15\n\rkv_live_bytes\x18\x02 \x01(\x04\x12\x19\n\x11kv_capacity_bytes\x18\x03 \x01(\x04\x12\x1b\n\x13\x64ropped_token_count\x18\x04 \x01(\x04\x12\'\n\x1f\x63\x61\x63he_invariant_inv1_violations\x18\x05 \x01(\x04\x12\'\n\x1f\x63\x61\x63he_invariant_inv2_violations\x18\x06 \x01(\x04\x12\x14\n\x0cidle_seconds\x18\x07 \x01(\x01\x12\r\n\x05state\x18\x08 \x01(\t\x12\x14\n\x0c\x63lient_label\x18\t \x01(\t\x12\x12\n\nsession_id\x18\n \x01(\t\")\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"4\n\x14\x43loseSessionResponse\x12\x1c\n\x14\x66inal_history_length\x18\x01 \x01(\x04\"<\n\x12\x46orkSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"A\n\x13\x46orkSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x16\n\x0ehistory_length\x18\x02 \x01(\x04\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"d\n\x14ListSessionsResponse\x12\x33\n\x08sessions\x18\x01 \x03(\x0b\x32!.kakeya.v1.GetSessionInfoResponse\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x16\n\x14GetServerInfoRequest\"\x94\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x0e\n\x06layers\x18\x04 \x01(\r\x12\x10\n\x08kv_heads\x18\x05 \x01(\r\x12\x10\n\x08head_dim\x18\x06 \x01(\r\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x0c\n\x04sink\x18\x08 \x01(\r\x12\x0e\n\x06window\x18\t \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\n \x01(\r\x12\x1c\n\x14kv_bytes_per_session\x18\x0b \x01(\x04\x12\x10\n\x08\x66\x65\x61tures\x18\x0c \x03(\t\x12\x15\n\reos_token_ids\x18\r \x03(\r\"\x15\n\x13GetTokenizerRequest\"\xdd\x01\n\x14GetTokenizerResponse\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\t\x12\x15\n\rchat_template\x18\x02 \x01(\t\x12\x16\n\tbos_token\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x16\n\teos_token\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x16\n\tunk_token\x18\x05 \x01(\tH\x02\x88\x01\x01\x12\x16\n\tpad_token\x18\x06 \x01(\tH\x03\x88\x01\x01\x42\x0c\n\n_bos_tokenB\x0c\n\n_eos_tokenB\x0c\n\n_unk_tokenB\x0c\n\n_pad_token*`\n\nStopReason\x12\x1b\n\x17STOP_REASON_UNSPECIFIED\x10\x00\x12\x0e\n\nMAX_TOKENS\x10\x01\x12\x07\n\x03\x45OS\x10\x02\x12\r\n\tCANCELLED\x10\x03\x12\r\n\tTRUNCATED\x10\x04\x32\xe5\x05\n\x0eRuntimeService\x12R\n\rCreateSession\x12\x1f.kakeya.v1.CreateSessionRequest\x1a .kakeya.v1.CreateSessionResponse\x12O\n\x0c\x41ppendTokens\x12\x1e.kakeya.v1.AppendTokensRequest\x1a\x1f.kakeya.v1.AppendTokensResponse\x12\x42\n\x08Generate\x12\x1a.kakeya.v1.GenerateRequest\x1a\x18.kakeya.v1.GenerateEvent0\x01\x12U\n\x0eGetSessionInfo\x12 .kakeya.v1.GetSessionInfoRequest\x1a!.kakeya.v1.GetSessionInfoResponse\x12O\n\x0c\x43loseSession\x12\x1e.kakeya.v1.CloseSessionRequest\x1a\x1f.kakeya.v1.CloseSessionResponse\x12L\n\x0b\x46orkSession\x12\x1d.kakeya.v1.ForkSessionRequest\x1a\x1e.kakeya.v1.ForkSessionResponse\x12O\n\x0cListSessions\x12\x1e.kakeya.v1.ListSessionsRequest\x1a\x1f.kakeya.v1.ListSessionsResponse\x12R\n\rGetServerInfo\x12\x1f.kakeya.v1.GetServerInfoRequest\x1a .kakeya.v1.GetServerInfoResponse\x12O\n\x0cGetTokenizer\x12\x1e.kakeya.v1.GetTokenizerRequest\x1a\x1f.kakeya.v1.GetTokenizerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kakeya/wire/runtime.proto\x12\tkakeya.v1\"\xa7\x01\n\x14\x43reateSessionRequest\x12\x14\n\x0c\x63lient_label\x18\x01 \x01(\t\x12\x15\n\reos_token_ids\x18\x02 \x03(\r\x12!\n\x14pinned_prefix_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x42\x17\n\x15_pinned_prefix_tokens\"+\n\x15\x43reateSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x92\x01\n\x13\x41ppendTokensRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12$\n\x17\x65xpected_history_length\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x04 \x01(\tB\x1a\n\x18_expected_history_length\".\n\x14\x41ppendTokensResponse\x12\x16\n\x0ehistory_length\x18\x01 \x01(\x04\"\xba\x04\n\x0fGenerateRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x04 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x05 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x06 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x07 \x01(\x02H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x05\x88\x01\x01\x12\x15\n\x08logprobs\x18\t \x01(\rH\x06\x88\x01\x01\x12\x12\n\nrequest_id\x18\n \x01(\t\x12\x1d\n\x10presence_penalty\x18\x0b \x01(\x02H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0c \x01(\x02H\x08\x88\x01\x01\x12=\n\nlogit_bias\x18\r \x03(\x0b\x32).kakeya.v1.GenerateRequest.LogitBiasEntry\x12\x14\n\x0cgroup_tokens\x18\x0e \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x07\n\x05_seedB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penalty\"\xac\x01\n\rGenerateEvent\x12)\n\ttruncated\x18\x01 \x01(\x0b\x32\x14.kakeya.v1.TruncatedH\x00\x12!\n\x05token\x18\x02 \x01(\x0b\x32\x10.kakeya.v1.TokenH\x00\x12\x1f\n\x04\x64one\x18\x03 \x01(\x0b\x32\x0f.kakeya.v1.DoneH\x00\x12#\n\x06tokens\x18\x04 \x01(\x0b\x32\x11.kakeya.v1.TokensH\x00\x42\x07\n\x05\x65vent\"(\n\tTruncated\x12\x1b\n\x13\x64ropped_token_count\x18\x01 \x01(\x04\"d\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12-\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32\x17.kakeya.v1.TokenLogprobB\n\n\x08_logprob\"*\n\x06Tokens\x12 \n\x06tokens\x18\x01 \x03(\x0b\x32\x10.kakeya.v1.Token\"+\n\x0cTokenLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\xed\x01\n\x04\x44one\x12*\n\x0bstop_reason\x18\x01 \x01(\x0e\x32\x15.kakeya.v1.StopReason\x12\x1d\n\x15generated_token_count\x18\x02 \x01(\x04\x12 \n\x18prefill_duration_seconds\x18\x03 \x01(\x01\x12\x1e\n\x16total_duration_seconds\x18\x04 \x01(\x01\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x05 \x01(\x04\x12\x1d\n\x15\x61\x63\x63\x65pted_draft_tokens\x18\x06 \x01(\x04\x12\x1d\n\x15proposed_draft_tokens\x18\x07 \x01(\x04\"+\n\x15GetSessionInfoRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\xa0\x02\n\x16GetSessionInfoResponse\x12\x16\n\x0ehistory_length\x18\x01 \x01(\x04\x12\x15\n\rkv_live_bytes\x18\x02 \x01(\x04\x12\x19\n\x11kv_capacity_bytes\x18\x03 \x01(\x04\x12\x1b\n\x13\x64ropped_token_count\x18\x04 \x01(\x04\x12\'\n\x1f\x63\x61\x63he_invariant_inv1_violations\x18\x05 \x01(\x04\x12\'\n\x1f\x63\x61\x63he_invariant_inv2_violations\x18\x06 \x01(\x04\x12\x14\n\x0cidle_seconds\x18\x07 \x01(\x01\x12\r\n\x05state\x18\x08 \x01(\t\x12\x14\n\x0c\x63lient_label\x18\t \x01(\t\x12\x12\n\nsession_id\x18\n \x01(\t\")\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"4\n\x14\x43loseSessionResponse\x12\x1c\n\x14\x66inal_history_length\x18\x01 \x01(\x04\"<\n\x12\x46orkSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"A\n\x13\x46orkSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x16\n\x0ehistory_length\x18\x02 \x01(\x04\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"d\n\x14ListSessionsResponse\x12\x33\n\x08sessions\x18\x01 \x03(\x0b\x32!.kakeya.v1.GetSessionInfoResponse\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x16\n\x14GetServerInfoRequest\"\x94\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x0e\n\x06layers\x18\x04 \x01(\r\x12\x10\n\x08kv_heads\x18\x05 \x01(\r\x12\x10\n\x08head_dim\x18\x06 \x01(\r\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x0c\n\x04sink\x18\x08 \x01(\r\x12\x0e\n\x06window\x18\t \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\n \x01(\r\x12\x1c\n\x14kv_bytes_per_session\x18\x0b \x01(\x04\x12\x10\n\x08\x66\x65\x61tures\x18\x0c \x03(\t\x12\x15\n\reos_token_ids\x18\r \x03(\r\"\x15\n\x13GetTokenizerRequest\"\xdd\x01\n\x14GetTokenizerResponse\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\t\x12\x15\n\rchat_template\x18\x02 \x01(\t\x12\x16\n\tbos_token\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x16\n\teos_token\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x16\n\tunk_token\x18\x05 \x01(\tH\x02\x88\x01\x01\x12\x16\n\tpad_token\x18\x06 \x01(\tH\x03\x88\x01\x01\x42\x0c\n\n_bos_tokenB\x0c\n\n_eos_tokenB\x0c\n\n_unk_tokenB\x0c\n\n_pad_token*`\n\nStopReason\x12\x1b\n\x17STOP_REASON_UNSPECIFIED\x10\x00\x12\x0e\n\nMAX_TOKENS\x10\x01\x12\x07\n\x03\x45OS\x10\x02\x12\r\n\tCANCELLED\x10\x03\x12\r\n\tTRUNCATED\x10\x04\x32\xe5\x05\n\x0eRuntimeService\x12R\n\rCreateSession\x12\x1f.kakeya.v1.CreateSessionRequest\x1a .kakeya.v1.CreateSessionResponse\x12O\n\x0c\x41ppendTokens\x12\x1e.kakeya.v1.AppendTokensRequest\x1a\x1f.kakeya.v1.AppendTokensResponse\x12\x42\n\x08Generate\x12\x1a.kakeya.v1.GenerateRequest\x1a\x18.kakeya.v1.GenerateEvent0\x01\x12U\n\x0eGetSessionInfo\x12 .kakeya.v1.GetSessionInfoRequest\x1a!.kakeya.v1.GetSessionInfoResponse\x12O\n\x0c\x43loseSession\x12\x1e.kakeya.v1.CloseSessionRequest\x1a\x1f.kakeya.v1.CloseSessionResponse\x12L\n\x0b\x46orkSession\x12\x1d.kakeya.v1.ForkSessionRequest\x1a\x1e.kakeya.v1.ForkSessionResponse\x12O\n\x0cListSessions\x12\x1e.kakeya.v1.ListSessionsRequest\x1a\x1f.kakeya.v1.ListSessionsResponse\x12R\n\rGetServerInfo\x12\x1f.kakeya.v1.GetServerInfoRequest\x1a .kakeya.v1.GetServerInfoResponse\x12O\n\x0cGetTokenizer\x12\x1e.kakeya.v1.GetTokenizerRequest\x1a\x1f.kakeya.v1.GetTokenizerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._loaded_options = None
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_STOPREASON']._serialized_start=2846
-  _globals['_STOPREASON']._serialized_end=2942
+  _globals['_STOPREASON']._serialized_start=2949
+  _globals['_STOPREASON']._serialized_end=3045
   _globals['_CREATESESSIONREQUEST']._serialized_start=41
   _globals['_CREATESESSIONREQUEST']._serialized_end=208
   _globals['_CREATESESSIONRESPONSE']._serialized_start=210
@@ -44,43 +44,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_APPENDTOKENSRESPONSE']._serialized_start=404
   _globals['_APPENDTOKENSRESPONSE']._serialized_end=450
   _globals['_GENERATEREQUEST']._serialized_start=453
-  _globals['_GENERATEREQUEST']._serialized_end=1001
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=819
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=867
-  _globals['_GENERATEEVENT']._serialized_start=1004
-  _globals['_GENERATEEVENT']._serialized_end=1139
-  _globals['_TRUNCATED']._serialized_start=1141
-  _globals['_TRUNCATED']._serialized_end=1181
-  _globals['_TOKEN']._serialized_start=1183
-  _globals['_TOKEN']._serialized_end=1283
-  _globals['_TOKENLOGPROB']._serialized_start=1285
-  _globals['_TOKENLOGPROB']._serialized_end=1328
-  _globals['_DONE']._serialized_start=1331
-  _globals['_DONE']._serialized_end=1568
-  _globals['_GETSESSIONINFOREQUEST']._serialized_start=1570
-  _globals['_GETSESSIONINFOREQUEST']._serialized_end=1613
-  _globals['_GETSESSIONINFORESPONSE']._serialized_start=1616
-  _globals['_GETSESSIONINFORESPONSE']._serialized_end=1904
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=1906
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=1947
-  _globals['_CLOSESESSIONRESPONSE']._serialized_start=1949
-  _globals['_CLOSESESSIONRESPONSE']._serialized_end=2001
-  _globals['_FORKSESSIONREQUEST']._serialized_start=2003
-  _globals['_FORKSESSIONREQUEST']._serialized_end=2063
-  _globals['_FORKSESSIONRESPONSE']._serialized_start=2065
-  _globals['_FORKSESSIONRESPONSE']._serialized_end=2130
-  _globals['_LISTSESSIONSREQUEST']._serialized_start=2132
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=2192
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=2194
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=2294
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=2296
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=2318
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=2321
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=2597
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=2599
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=2620
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=2623
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=2844
-  _globals['_RUNTIMESERVICE']._serialized_start=2945
-  _globals['_RUNTIMESERVICE']._serialized_end=3686
+  _globals['_GENERATEREQUEST']._serialized_end=1023
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=841
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=889
+  _globals['_GENERATEEVENT']._serialized_start=1026
+  _globals['_GENERATEEVENT']._serialized_end=1198
+  _globals['_TRUNCATED']._serialized_start=1200
+  _globals['_TRUNCATED']._serialized_end=1240
+  _globals['_TOKEN']._serialized_start=1242
+  _globals['_TOKEN']._serialized_end=1342
+  _globals['_TOKENS']._serialized_start=1344
+  _globals['_TOKENS']._serialized_end=1386
+  _globals['_TOKENLOGPROB']._serialized_start=1388
+  _globals['_TOKENLOGPROB']._serialized_end=1431
+  _globals['_DONE']._serialized_start=1434
+  _globals['_DONE']._serialized_end=1671
+  _globals['_GETSESSIONINFOREQUEST']._serialized_start=1673
+  _globals['_GETSESSIONINFOREQUEST']._serialized_end=1716
+  _globals['_GETSESSIONINFORESPONSE']._serialized_start=1719
+  _globals['_GETSESSIONINFORESPONSE']._serialized_end=2007
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=2009
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=2050
+  _globals['_CLOSESESSIONRESPONSE']._serialized_start=2052
+  _globals['_CLOSESESSIONRESPONSE']._serialized_end=2104
+  _globals['_FORKSESSIONREQUEST']._serialized_start=2106
+  _globals['_FORKSESSIONREQUEST']._serialized_end=2166
+  _globals['_FORKSESSIONRESPONSE']._serialized_start=2168
+  _globals['_FORKSESSIONRESPONSE']._serialized_end=2233
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=2235
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=2295
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=2297
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=2397
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=2399
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=2421
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=2424
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=2700
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=2702
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=2723
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=2726
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=2947
+  _globals['_RUNTIMESERVICE']._serialized_start=3048
+  _globals['_RUNTIMESERVICE']._serialized_end=3789
 # @@protoc_insertion_point(module_scope)

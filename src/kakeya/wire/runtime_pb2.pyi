@@ -59,7 +59,7 @@ class AppendTokensResponse(_message.Message):
     def __init__(self, history_length: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("session_id", "max_tokens", "seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logprobs", "request_id", "presence_penalty", "frequency_penalty", "logit_bias")
+    __slots__ = ("session_id", "max_tokens", "seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logprobs", "request_id", "presence_penalty", "frequency_penalty", "logit_bias", "group_tokens")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class GenerateRequest(_message.Message):
     PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
     FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     max_tokens: int
     seed: int
@@ -93,17 +94,20 @@ class GenerateRequest(_message.Message):
     presence_penalty: float
     frequency_penalty: float
     logit_bias: _containers.ScalarMap[int, float]
-    def __init__(self, session_id: _Optional[str] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logprobs: _Optional[int] = ..., request_id: _Optional[str] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ...) -> None: ...
+    group_tokens: bool
+    def __init__(self, session_id: _Optional[str] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logprobs: _Optional[int] = ..., request_id: _Optional[str] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., group_tokens: _Optional[bool] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
-    __slots__ = ("truncated", "token", "done")
+    __slots__ = ("truncated", "token", "done", "tokens")
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     truncated: Truncated
     token: Token
     done: Done
-    def __init__(self, truncated: _Optional[_Union[Truncated, _Mapping]] = ..., token: _Optional[_Union[Token, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
+    tokens: Tokens
+    def __init__(self, truncated: _Optional[_Union[Truncated, _Mapping]] = ..., token: _Optional[_Union[Token, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ...) -> None: ...
 
 class Truncated(_message.Message):
     __slots__ = ("dropped_token_count",)
@@ -120,6 +124,12 @@ class Token(_message.Message):
     logprob: float
     top_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class Tokens(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedCompositeFieldContainer[Token]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("id", "logprob")

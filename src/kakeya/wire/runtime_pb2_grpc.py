@@ -99,7 +99,7 @@ class RuntimeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Generate tokens after the history: truncated? token* done. One at a time per session. Cancelling the call
+        """Generate tokens after the history: truncated? (token | tokens)* done. One at a time per session. Cancelling the call
         stops the work and keeps exactly the tokens that were sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

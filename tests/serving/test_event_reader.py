@@ -1,0 +1,154 @@
+"""Reading a stream on an event loop: one by one, in groups, at a pace shared with other streams."""
+
+import asyncio
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from kakeya.engine.stream import EventStream
+from kakeya.serving.pace import Pace
+from kakeya.serving.reader import EventReader
+from kakeya.serving.workers import Workers
+from kakeya.types import DoneEvent, Event, StopReason, TokenEvent
+
+DONE = DoneEvent(StopReason.EOS, 0, 0.0, 0.0, 0)
+
+
+def tokens(count: int) -> list[Event]:
+    return [TokenEvent(number) for number in range(count)]
+
+
+def put_later(stream: EventStream, *events: Event, after_s: float = 0.01) -> None:
+    for event in events:
+        asyncio.get_running_loop().call_later(after_s, stream.put, event)
+
+
+def test_events_come_one_by_one() -> None:
+    async def read() -> None:
+        stream = EventStream(lambda: None)
+        reader = EventReader(stream)
+        put_later(stream, *tokens(2), DONE)
+        assert [await reader.next_event() for _ in range(3)] == [*tokens(2), DONE]
+
+    asyncio.run(read())
+
+
+def test_what_waits_comes_together() -> None:
+    async def read() -> None:
+        stream = EventStream(lambda: None)
+        for event in tokens(3):
+            stream.put(event)
+        reader = EventReader(stream)
+        assert await reader.next_events() == tokens(3)
+        put_later(stream, DONE)
+        assert await reader.next_events() == [DONE]
+
+    asyncio.run(read())
+
+
+def crowded(pace: Pace, stack: ExitStack, streams: int) -> Pace:
+    for _ in range(streams):
+        stack.enter_context(pace.stream())
+    return pace
+
+
+async def timed_groups(stream: EventStream, pace: Pace) -> list[tuple[int, float]]:
+    """The size of each group up to the end, and how long it was waited for."""
+    reader, loop, groups = EventReader(stream, pace), asyncio.get_running_loop(), []
+    while True:
+        began = loop.time()
+        events = await reader.next_events()
+        groups.append((len(events), loop.time() - began))
+        if isinstance(events[-1], DoneEvent):
+            return groups
+
+
+def test_a_lone_stream_never_rests() -> None:
+    async def read() -> None:
+        stream = EventStream(lambda: None)
+        with ExitStack() as stack:
+            pace = crowded(Pace(messages_per_second=0.1, longest_pause_s=10), stack, 1)
+            for number, event in enumerate([*tokens(3), DONE]):
+                put_later(stream, event, after_s=0.01 * (number + 1))
+            async with asyncio.timeout(5):
+                assert [size for size, _ in await timed_groups(stream, pace)] == [1, 1, 1, 1]
+
+    asyncio.run(read())
+
+
+def test_a_crowd_of_streams_gets_several_tokens_at_a_time() -> None:
+    async def read() -> None:
+        stream = EventStream(lambda: None)
+        with ExitStack() as stack:
+            pace = crowded(Pace(messages_per_second=10, longest_pause_s=0.2), stack, 3)
+            for number, event in enumerate([*tokens(6), DONE]):
+                put_later(stream, event, after_s=0.02 * number)
+            sizes = [size for size, _ in await timed_groups(stream, pace)]
+        assert sum(sizes) == 7
+        assert len(sizes) <= 4
+
+    asyncio.run(read())
+
+
+@pytest.mark.parametrize("events", [[*tokens(8)], [*tokens(1), DONE]], ids=["many", "the end"])
+def test_a_rest_ends_early_when_it_would_hold_something_up(events: list[Event]) -> None:
+    async def read() -> None:
+        stream = EventStream(lambda: None)
+        with ExitStack() as stack:
+            reader = EventReader(stream, crowded(Pace(0.001, longest_pause_s=1000), stack, 2))
+            stream.put(TokenEvent(99))
+            assert await reader.next_events() == [TokenEvent(99)]
+            put_later(stream, *events)
+            async with asyncio.timeout(5):
+                assert await reader.next_events() == events
+
+    asyncio.run(read())
+
+
+def test_streams_of_a_crowd_rest_until_the_same_moment() -> None:
+    with ExitStack() as stack:
+        pace = crowded(Pace(messages_per_second=100, longest_pause_s=0.1), stack, 6)
+        assert pace.rests_until(10.001) == pace.rests_until(10.049) == pytest.approx(10.05)
+        crowded(pace, stack, 1000)
+        assert pace.rests_until(10.001) == pytest.approx(10.1), "no rest is longer than the longest"
+    assert pace.rests_until(10.001) == 10.001, "the streams are gone"
+
+
+def test_a_reader_outlived_by_its_source_harms_nobody() -> None:
+    stream = EventStream(lambda: None)
+
+    async def give_up() -> Any:
+        reader = EventReader(stream)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.next_event(), 0.01)
+
+    asyncio.run(give_up())
+    stream.put(TokenEvent(1))  # announces to a loop that is closed
+
+
+def test_an_answer_that_comes_too_late_is_undone() -> None:
+    undone: list[str] = []
+
+    async def give_up() -> None:
+        workers, proceed = Workers(2), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def slow() -> str:
+            asyncio.run_coroutine_threadsafe(proceed.wait(), loop).result()
+            return "late"
+
+        call = asyncio.create_task(workers.call_or_undo(slow, undone.append))
+        await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        proceed.set()
+        async with asyncio.timeout(5):
+            while not undone:
+                await asyncio.sleep(0.005)
+        assert await workers.call_or_undo(lambda: "in time", undone.append) == "in time"
+        workers.close()
+
+    asyncio.run(give_up())
+    assert undone == ["late"]
