@@ -99,8 +99,8 @@ class RuntimeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Generate tokens after the history: truncated? (token | tokens)* done. One at a time per session. Cancelling the call
-        stops the work and keeps exactly the tokens that were sent.
+        """Generate tokens after the history: truncated? (token | tokens)* done. One at a time per session.
+        Cancelling the call stops the work and keeps exactly the tokens that were sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
