@@ -81,9 +81,16 @@ def sends_garbage(address: str, _: str) -> None:
 
 
 def dies_in_mid_stream(address: str, session_id: str) -> None:
+    deadline = time.monotonic() + 20
     with serving.connected(address) as stub:
-        call = stub.Generate(pb.GenerateRequest(session_id=session_id, max_tokens=1_000_000), timeout=20)
-        next(call)
+        while True:
+            call = stub.Generate(pb.GenerateRequest(session_id=session_id, max_tokens=1_000_000), timeout=20)
+            try:
+                next(call)
+                return
+            except grpc.RpcError as error:  # the one that died here before it may not have been missed yet
+                assert error.code() is grpc.StatusCode.ABORTED
+                assert time.monotonic() < deadline
 
 
 def floods(address: str, session_id: str) -> None:
