@@ -77,11 +77,13 @@ def generate_event(event: TruncatedEvent | TokenEvent | DoneEvent) -> pb.Generat
 
 def grouped(events: Sequence[TruncatedEvent | TokenEvent | DoneEvent]) -> Iterator[pb.GenerateEvent]:
     """The messages for events that are ready together: neighbouring tokens share one."""
-    for is_token, group in groupby(events, key=lambda event: isinstance(event, TokenEvent)):
-        if is_token:
-            yield pb.GenerateEvent(tokens=pb.Tokens(tokens=map(_token, group)))
+    for _, group in groupby(events, key=type):
+        alike = list(group)
+        tokens = [_token(event) for event in alike if isinstance(event, TokenEvent)]
+        if tokens:
+            yield pb.GenerateEvent(tokens=pb.Tokens(tokens=tokens))
         else:
-            yield from map(generate_event, group)
+            yield from map(generate_event, alike)
 
 
 def _token(event: TokenEvent) -> pb.Token:
