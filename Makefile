@@ -16,7 +16,7 @@ RUNTIME := $(VENV)/.installed-runtime
 DEV     := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test check format bench proto docs clean
+.PHONY: help setup chat test check format bench review proto docs clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,7 @@ chat: $(RUNTIME) ## talk to the default model (MODEL=name, ARGS="--window 512 ..
 	@$(BIN)/kakeya chat --model $(MODEL) $(ARGS)
 
 test: $(DEV) ## run every test with branch coverage (ARGS="-k name" for some)
+	@scripts/system_packages.sh
 	@$(BIN)/kakeya pull $(MODEL) > /dev/null
 	$(BIN)/python -m pytest --cov $(ARGS)
 
@@ -58,6 +59,14 @@ check-proto: $(DEV)
 
 bench: $(RUNTIME) ## measure the engine (ARGS="--peers" beside llama.cpp)
 	@$(BIN)/kakeya bench engine --model $(MODEL) $(ARGS)
+
+# Both run to their end, so that one failed gate does not hide the other's.
+review: $(RUNTIME) ## five minutes of one session and a small ramp of agents; fails with their gates
+	@$(BIN)/kakeya pull $(MODEL) > /dev/null
+	@failed=0; \
+	  $(BIN)/kakeya bench session --model $(MODEL) --duration-s 300 --output bench-review-session.json || failed=1; \
+	  $(BIN)/kakeya bench capacity --model $(MODEL) --levels 1,8,32 --output bench-review-capacity.json || failed=1; \
+	  exit $$failed
 
 setup: $(DEV) ## make the virtual environment with everything in it
 

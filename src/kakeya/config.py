@@ -2,11 +2,12 @@
 
 import os
 from dataclasses import dataclass, field
+from datetime import date
 from ipaddress import ip_address
 from pathlib import Path
 
 from kakeya.errors import ConfigError
-from kakeya.types import DType, KernelChoice, Numerics, WeightFormat
+from kakeya.types import AdmissionPolicy, DType, KernelChoice, Numerics, WeightFormat
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -123,29 +124,19 @@ class TlsConfig:
 
 
 @dataclass(frozen=True)
-class ServerConfig:
-    """Where the server listens, whom it lets in and what it bears.
+class Listening:
+    """Where a front end listens and whom it lets in.
 
     `key_hashes` are SHA-256 digests: the API keys themselves are not kept. Away from the loopback
     interface both keys and TLS are needed, unless `insecure` says that the risk is known.
     """
 
-    bind: str = "127.0.0.1:50051"
+    bind: str
     key_hashes: tuple[bytes, ...] = field(default=(), repr=False)
     tls: TlsConfig | None = None
     insecure: bool = False
-    max_concurrent_rpcs: int = 1024
-    max_message_bytes: int = 4 * 2**20
-    keepalive_s: float = 30.0
-    keepalive_timeout_s: float = 10.0
-    shutdown_grace_s: float = 30.0
 
     def __post_init__(self) -> None:
-        _positive("max_concurrent_rpcs", self.max_concurrent_rpcs)
-        _positive("max_message_bytes", self.max_message_bytes, least=1024)
-        _seconds_from("keepalive_s", self.keepalive_s, 1.0)
-        _seconds_from("keepalive_timeout_s", self.keepalive_timeout_s, 0.1)
-        _seconds_from("shutdown_grace_s", self.shutdown_grace_s, 0.0)
         exposures = self.exposures
         if exposures and not self.insecure:
             raise ConfigError(
@@ -169,6 +160,92 @@ class ServerConfig:
         open_door = () if self.key_hashes else ("anybody may call it (no --api-key)",)
         plain_text = () if self.tls else ("everything travels in plain text (no --tls-cert)",)
         return open_door + plain_text
+
+
+@dataclass(frozen=True)
+class ServerConfig(Listening):
+    """Where the gRPC server listens, whom it lets in and what it bears."""
+
+    bind: str = "127.0.0.1:50051"
+    max_concurrent_rpcs: int = 1024
+    max_message_bytes: int = 4 * 2**20
+    keepalive_s: float = 30.0
+    keepalive_timeout_s: float = 10.0
+    shutdown_grace_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _positive("max_concurrent_rpcs", self.max_concurrent_rpcs)
+        _positive("max_message_bytes", self.max_message_bytes, least=1024)
+        _seconds_from("keepalive_s", self.keepalive_s, 1.0)
+        _seconds_from("keepalive_timeout_s", self.keepalive_timeout_s, 0.1)
+        _seconds_from("shutdown_grace_s", self.shutdown_grace_s, 0.0)
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class HttpConfig(Listening):
+    """Where the HTTP server listens, whom it lets in, what it bears and what it remembers.
+
+    A request must have arrived after `receive_timeout_s` and be answered after `request_timeout_s`
+    (0 is no limit). `default_max_tokens` bounds an answer whose client gave no bound. Chat completions say
+    that they are deprecated, until `chat_sunset`, unless `chat_deprecation` is off; with `chat_matching`
+    up to `held_conversations` of them are held for `held_seconds` to be continued.
+    `stored_responses` of each owner are remembered.
+    """
+
+    bind: str = "127.0.0.1:8000"
+    max_body_bytes: int = 4 * 2**20
+    max_connections: int = 1024
+    receive_timeout_s: float = 30.0
+    request_timeout_s: float = 600.0
+    keepalive_s: float = 75.0
+    cors_origins: tuple[str, ...] = ()
+    default_max_tokens: int = 1024
+    chat_deprecation: bool = True
+    chat_sunset: date = date(2027, 12, 31)
+    chat_matching: bool = True
+    held_conversations: int = 64
+    held_seconds: float = 900.0
+    stored_responses: int = 1024
+
+    def __post_init__(self) -> None:
+        _positive("max_body_bytes", self.max_body_bytes, least=1024)
+        _positive("max_connections", self.max_connections)
+        _seconds_from("receive_timeout_s", self.receive_timeout_s, 0.1)
+        _seconds_from("request_timeout_s", self.request_timeout_s, 0.0)
+        _seconds_from("keepalive_s", self.keepalive_s, 0.1)
+        _positive("default_max_tokens", self.default_max_tokens)
+        _positive("held_conversations", self.held_conversations, least=0)
+        _seconds("held_seconds", self.held_seconds)
+        _positive("stored_responses", self.stored_responses)
+        for origin in self.cors_origins:
+            _check_origin(origin)
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class AdmissionConfig:
+    """How many requests both servers together let generate at once, and what the others meet.
+
+    Under `queue` at most `queue_depth` of them wait, each for at most `queue_max_wait_s` (0 is for ever).
+    """
+
+    max_concurrent: int = 256
+    policy: AdmissionPolicy = AdmissionPolicy.QUEUE
+    queue_max_wait_s: float = 30.0
+    queue_depth: int = 1024
+
+    def __post_init__(self) -> None:
+        _positive("max_concurrent", self.max_concurrent)
+        _seconds_from("queue_max_wait_s", self.queue_max_wait_s, 0.0)
+        _positive("queue_depth", self.queue_depth)
+
+
+def _check_origin(origin: str) -> None:
+    scheme, separator, rest = origin.partition("://")
+    is_origin = bool(separator and rest) and scheme in ("http", "https") and not set(rest) & set("/?#@ *")
+    if origin != "*" and not is_origin:
+        raise ConfigError(f"cors_origins must be like https://example.org or *, got {origin!r}")
 
 
 def is_loopback(host: str) -> bool:

@@ -12,13 +12,14 @@
     ├── Conflict               the session is not as the call needs it; nothing was changed
     │   ├── SessionBusy        the session is generating already
     │   └── HistoryMismatch    expected_history_length differs from the real one
-    ├── ResourceExhausted      no slab free, queue full, over quota
+    ├── ComeBackLater          it may work later
+    │   ├── ResourceExhausted  no slab free, queue full, over quota
+    │   └── Unavailable        draining, shut down, still loading or out of reach
     ├── InvariantViolation     the session's bookkeeping broke; the session is failed
     ├── StateMismatch          exported state of another model, geometry or format
     ├── StepFailed             computing the request's step raised
     ├── PeerFailed             a program we are compared with in a benchmark broke
     ├── Unauthenticated        missing or wrong API key
-    ├── Unavailable            draining, shut down, still loading or out of reach
     ├── DeadlineExceeded       no answer in the time the caller allowed
     └── RemoteError            a server answered with something none of the others stands for
 
@@ -88,7 +89,15 @@ class HistoryMismatch(Conflict):
     """The caller's idea of the history length is out of date."""
 
 
-class ResourceExhausted(KakeyaError):
+class ComeBackLater(KakeyaError):
+    """It may work later: in `retry_after` seconds, where somebody knows."""
+
+    def __init__(self, *args: object, retry_after: float | None = None) -> None:
+        super().__init__(*args)
+        self.retry_after = retry_after
+
+
+class ResourceExhausted(ComeBackLater):
     """No slab, queue place or quota is left. Nothing was changed."""
 
 
@@ -116,7 +125,7 @@ class Unauthenticated(KakeyaError):
     """The API key is missing or wrong."""
 
 
-class Unavailable(KakeyaError):
+class Unavailable(ComeBackLater):
     """The server or engine is draining, shut down, still loading or out of reach."""
 
 

@@ -1,6 +1,6 @@
 """Wires the rooms together: a model, an engine, a tokenizer and the sessions over them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -10,10 +10,12 @@ from torch import Tensor
 
 from kakeya import kernels as native
 from kakeya.config import DEFAULT_MODEL, EngineConfig, RuntimeConfig
+from kakeya.engine.constraint import Constraint
 from kakeya.engine.engine import Engine
 from kakeya.engine.observer import Unobserved
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.runner import CpuBackend
+from kakeya.engine.scoring import score_tokens
 from kakeya.engine.slab import SlabGeometry, SlabPool
 from kakeya.engine.state import read_state, write_state
 from kakeya.engine.stream import EventStream
@@ -25,7 +27,7 @@ from kakeya.models.loader import load_decoder
 from kakeya.sessions import SessionDesk, Sweeper
 from kakeya.text import Tokenizer
 from kakeya.tracing import Tracing
-from kakeya.types import RuntimeFacts, SamplingParams, SessionInfo
+from kakeya.types import RuntimeFacts, SamplingParams, SessionInfo, TokenEvent
 
 LOCAL_OWNER = "local"
 # Who talks to a runtime in its own process closes its sessions itself.
@@ -108,6 +110,11 @@ class Runtime:
         """What was loaded and how it runs."""
         return self._facts
 
+    @property
+    def free_slabs(self) -> int:
+        """How many more sessions there is room for at this moment."""
+        return self._pool.free_count
+
     def create_session(
         self,
         *,
@@ -141,13 +148,16 @@ class Runtime:
         *,
         owner: str = LOCAL_OWNER,
         request_id: str = "",
+        constraint: Constraint | None = None,
     ) -> EventStream:
         """Start a generate; one at a time per session. Read or cancel the stream.
 
-        A repeated request id gets the events that the first call's reader took and the event that ended
-        it; while the first still generates it raises SessionBusy.
+        Only tokens that a `constraint` allows are chosen; it is used up. A repeated request id gets the
+        events that the first call's reader took and the event that ended it; while the first still
+        generates it raises SessionBusy.
         """
-        return self._desk.generate(session_id, max_tokens, sampling or SamplingParams(), owner, request_id)
+        sampling = sampling or SamplingParams()
+        return self._desk.generate(session_id, max_tokens, sampling, owner, request_id, constraint)
 
     def info(self, session_id: str, *, owner: str = LOCAL_OWNER) -> SessionInfo:
         """What the session holds. Asking does not refresh the idle clock."""
@@ -191,6 +201,11 @@ class Runtime:
     def score(self, token_ids: Sequence[int]) -> Tensor:
         """Next-token logits after each token [n, vocab], through the engine, on a temporary session."""
         return self._engine.score(token_ids)
+
+    def score_tokens(self, token_ids: Sequence[int], top_logprobs: int = 0) -> Iterator[list[TokenEvent]]:
+        """The tokens with their log-probabilities, the first with none, in blocks as they are computed on a
+        temporary session. Take them all, or close the iterator."""
+        return score_tokens(self._engine, token_ids, top_logprobs)
 
     def drain(self, timeout: float | None = None) -> bool:
         """Refuse new work and wait for what runs; True when all of it ended in time."""

@@ -41,6 +41,13 @@ class KernelChoice(StrEnum):
     TORCH = "torch"
 
 
+class AdmissionPolicy(StrEnum):
+    """What happens to a request that comes when all places are taken."""
+
+    REJECT = "reject"
+    QUEUE = "queue"
+
+
 class StopReason(StrEnum):
     """Why a generate ended."""
 
@@ -160,8 +167,25 @@ class TokenizerFiles:
 
 
 @dataclass(frozen=True)
+class TurnRecord:
+    """What one turn took, and what the session held at its end. A generate without a token is none."""
+
+    history_length: int
+    computed_tokens: int
+    """Of the prompt: what was new since the turn before."""
+    generated_tokens: int
+    first_token_seconds: float
+    seconds: float
+    kv_live_bytes: int
+
+
+@dataclass(frozen=True)
 class SessionInfo:
-    """What a session is and holds right now."""
+    """What a session is and holds right now.
+
+    `turns` counts those that ended, a fork's also those of its original, and `recent_turns` are the
+    newest of them, oldest first; `generated_tokens` counts a running turn's tokens as well.
+    """
 
     session_id: str
     state: str
@@ -176,6 +200,18 @@ class SessionInfo:
     cache_invariant_inv1_violations: int
     cache_invariant_inv2_violations: int
     idle_seconds: float
+    turns: int = 0
+    generated_tokens: int = 0
+    recent_turns: tuple[TurnRecord, ...] = ()
+
+    @property
+    def last_turn_seconds(self) -> float:
+        """0 before the first turn has ended."""
+        return self.recent_turns[-1].seconds if self.recent_turns else 0.0
+
+    @property
+    def last_turn_tokens(self) -> int:
+        return self.recent_turns[-1].generated_tokens if self.recent_turns else 0
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,11 @@ class Segment:
     def end(self) -> int:
         return self.start + len(self.tokens)
 
+    @property
+    def draft(self) -> Rows[int]:
+        """The guesses among the tokens."""
+        return self.tokens[self.rows - self.draft_count :]
+
     def undo(self) -> None:
         """Back to before the step: unread tokens of earlier steps stay, these rows go."""
         slab = self.sequence.slab

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence as Tokens
 from torch import Tensor
 
 from kakeya.engine.batch import Segment
+from kakeya.engine.constraint import is_last
 from kakeya.engine.proposer import DraftRequest, DraftState, Proposer
 from kakeya.engine.sampler import Sampled, SampleRequest
 from kakeya.engine.scheduler import request_of
@@ -85,10 +86,16 @@ class Drafter:
 
 
 def accepted(segment: Segment, sampled: Tokens[Sampled]) -> Tokens[Sampled]:
-    """The longest prefix of the draft that the sampler chose itself plus the token after it, up to an EOS."""
-    draft = segment.tokens[segment.rows - segment.draft_count :]
+    """The longest prefix of the draft that the sampler chose itself plus the token after it, up to the end.
+
+    Tells the request's constraint of them.
+    """
+    sequence, draft = segment.sequence, segment.draft
+    constraint = request_of(sequence).constraint
     for index, token in enumerate(sampled):
-        stops = token.token_id in segment.sequence.eos_token_ids
+        if constraint is not None:
+            constraint.advance([token.token_id])
+        stops = is_last(token.token_id, sequence.eos_token_ids, constraint)
         if stops or index == len(draft) or token.token_id != draft[index]:
             return sampled[: index + 1]
     return sampled
@@ -102,11 +109,20 @@ def sample_requests(segment: Segment, reach: int) -> list[SampleRequest]:
     sampling = request_of(segment.sequence).sampling
     history: Tokens[int] = ()
     if segment.logit_rows and sampling.has_penalties:
-        draft = segment.tokens[segment.rows - segment.draft_count :]
-        history = [*segment.sequence.tokens[-reach:], *draft]
+        history = [*segment.sequence.tokens[-reach:], *segment.draft]
+    masks = _masks(segment)
     requests = []
     for row in range(segment.logit_rows):
         known = len(history) - segment.draft_count + row
         position = segment.end - segment.logit_rows + row + 1
-        requests.append(SampleRequest(sampling, position, history[max(0, known - reach) : max(0, known)]))
+        recent = history[max(0, known - reach) : max(0, known)]
+        requests.append(SampleRequest(sampling, position, recent, masks[row]))
     return requests
+
+
+def _masks(segment: Segment) -> Tokens[bytes | None]:
+    """For each logit row the tokens that may be chosen there; None where all may."""
+    constraint = request_of(segment.sequence).constraint
+    if constraint is None or not segment.logit_rows:
+        return [None] * segment.logit_rows
+    return constraint.masks(segment.draft)

@@ -15,14 +15,16 @@ from torch import Tensor
 from kakeya.config import EngineConfig
 from kakeya.engine.batch import Segment, prefill_segment
 from kakeya.engine.checks import check_count, check_tokens
+from kakeya.engine.constraint import Constraint, is_last
 from kakeya.engine.drafting import Drafter, accepted, sample_requests
 from kakeya.engine.inbox import Inbox
 from kakeya.engine.observer import EngineObserver, Unobserved
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.request import Follower, Request
-from kakeya.engine.runner import Backend
+from kakeya.engine.runner import Backend, StepOutput
 from kakeya.engine.sampler import Sampled, sample
 from kakeya.engine.scheduler import Scheduler, request_of
+from kakeya.engine.scoring import score_blocks
 from kakeya.engine.sequence import Sequence
 from kakeya.engine.state import SequenceState, restore, snapshot
 from kakeya.engine.stream import EventStream
@@ -36,7 +38,7 @@ from kakeya.errors import (
     StepFailed,
     Unavailable,
 )
-from kakeya.types import FailedEvent, SamplingParams, StopReason, TokenEvent, TruncatedEvent
+from kakeya.types import FailedEvent, SamplingParams, StopReason
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -68,22 +70,27 @@ class Engine:
 
     def open(self, owner: str, eos_token_ids: Tokens[int], pinned: int | None = None) -> Sequence:
         """A new sequence on a slab of its own. Raises ResourceExhausted when none is free."""
-        self._check_tokens(eos_token_ids)
+        check_tokens(eos_token_ids, self._backend.vocab_size)
         return self._inbox.ask(lambda: self._open(owner, eos_token_ids, pinned))
 
     def append(self, sequence: Sequence, token_ids: Tokens[int], expected_length: int | None = None) -> int:
         """Extend the history; the tokens are computed by the next generate. Returns the new length."""
-        self._check_tokens(token_ids)
+        check_tokens(token_ids, self._backend.vocab_size)
         return self._inbox.ask(lambda: self._append(sequence, token_ids, expected_length))
 
     def generate(
-        self, sequence: Sequence, max_tokens: int, sampling: SamplingParams, follower: Follower | None = None
+        self,
+        sequence: Sequence,
+        max_tokens: int,
+        sampling: SamplingParams,
+        follower: Follower | None = None,
+        constraint: Constraint | None = None,
     ) -> EventStream:
-        """Start generating; the events arrive on the returned stream. `follower` hears how it goes."""
+        """Start generating; events arrive on the stream, `follower` hears of it, `constraint` is used up."""
         check_count("max_tokens", max_tokens)
-        self._check_tokens(sampling.logit_bias)
+        check_tokens(sampling.logit_bias, self._backend.vocab_size)
         follower = follower or Follower()
-        request = Request(follower.make_stream(self._inbox.wake), max_tokens, sampling, follower)
+        request = Request(follower.make_stream(self._inbox.wake), max_tokens, sampling, follower, constraint)
         return self._inbox.ask(lambda: self._generate(sequence, request))
 
     def read(self, sequence: Sequence, view: Callable[[Sequence], T]) -> T:
@@ -109,7 +116,7 @@ class Engine:
 
     def import_state(self, state: SequenceState, owner: str) -> Sequence:
         """A new sequence that continues where `state` was taken."""
-        self._check_tokens(state.tokens.tolist())
+        check_tokens(state.tokens.tolist(), self._backend.vocab_size)
         return self._inbox.ask(lambda: self._import(state, owner))
 
     def close(self, sequence: Sequence) -> int:
@@ -122,15 +129,11 @@ class Engine:
 
     def score(self, token_ids: Tokens[int], pinned: int | None = None) -> Tensor:
         """Next-token logits after each token [n, vocab], in canonical blocks on a slab of its own."""
-        if not token_ids:
-            raise InvalidArgument("cannot score zero tokens")
-        sequence = self.open("score", (), pinned)
-        try:
-            self.append(sequence, token_ids)
-            blocks = -(-len(token_ids) // self._config.prefill_block)
-            return torch.cat([self._inbox.ask(lambda: self._score_block(sequence)) for _ in range(blocks)])
-        finally:
-            self.close(sequence)
+        return torch.cat(list(score_blocks(self, token_ids, pinned)))
+
+    def score_next(self, sequence: Sequence) -> Tensor:
+        """The same for the next block of a resting sequence, which is then computed."""
+        return self._inbox.ask(lambda: self._score_block(sequence))
 
     def drain(self, timeout: float | None = None) -> bool:
         """Refuse new work and wait for what runs; True when all of it ended in time."""
@@ -187,17 +190,25 @@ class Engine:
     def _advance(self, segments: Tokens[Segment]) -> None:
         for segment in segments:
             segment.sequence.slab.reserve(segment.rows)
+        requests = [r for s in segments for r in sample_requests(s, self._config.cache.capacity)]
         output = self._backend.run(segments, self._drafter.hidden_layers)
-        reach = self._config.cache.capacity
-        sampled = sample(output.logits, [r for s in segments for r in sample_requests(s, reach)])
+        sampled = sample(output.logits, requests)
         row, logit_row = 0, 0
         for segment in segments:
-            chosen = accepted(segment, sampled[logit_row : logit_row + segment.logit_rows])
-            kept = segment.rows - (segment.draft_count - max(0, len(chosen) - 1))
-            self._drafter.observe(segment, output.hidden, slice(row, row + kept))
-            self._commit(segment, kept, chosen)
+            self._judge(segment, sampled[logit_row : logit_row + segment.logit_rows], output, row)
             row += segment.rows
             logit_row += segment.logit_rows
+
+    def _judge(self, segment: Segment, sampled: Tokens[Sampled], output: StepOutput, row: int) -> None:
+        """Keep what may be kept. A failure is this segment's own from here on: others are committed."""
+        try:
+            chosen = accepted(segment, sampled)
+        except Exception as error:
+            self._fail_request(segment.sequence, error)
+            return
+        kept = segment.rows - (segment.draft_count - max(0, len(chosen) - 1))
+        self._drafter.observe(segment, output.hidden, slice(row, row + kept))
+        self._commit(segment, kept, chosen)
 
     def _commit(self, segment: Segment, kept: int, chosen: Tokens[Sampled]) -> None:
         """Keep the accepted rows, forget the rest, and emit the chosen tokens."""
@@ -208,20 +219,13 @@ class Engine:
         if segment.draft_count:
             request.judged(segment.draft_count, segment.rows - kept, self._observer)
         for token in chosen:
-            self._emit(sequence, request, token)
+            sequence.tokens.append(token.token_id)
+            request.emit(token, sequence.dropped, self._observer)
+        if chosen and is_last(chosen[-1].token_id, sequence.eos_token_ids, request.constraint):
+            request.finish(StopReason.EOS)
+        elif request.remaining == 0:
+            request.finish(StopReason.MAX_TOKENS)
         self._settled(sequence)
-
-    def _emit(self, sequence: Sequence, request: Request, token: Sampled) -> None:
-        if not request.emitted and sequence.dropped:
-            request.stream.put(TruncatedEvent(sequence.dropped))
-        request.token_emitted(self._observer)
-        sequence.tokens.append(token.token_id)
-        request.stream.put(TokenEvent(token.token_id, token.logprob, token.top_logprobs))
-        is_eos = token.token_id in sequence.eos_token_ids
-        if is_eos or request.remaining == 0:
-            request.finished = True
-            reason = StopReason.EOS if is_eos else StopReason.MAX_TOKENS
-            request.stream.put(request.done(reason, request.emitted))
 
     # What the calls do.
 
@@ -254,18 +258,13 @@ class Engine:
         return request.stream
 
     def _fork(self, sequence: Sequence) -> Sequence:
-        self._resting(sequence)
-        copy = self._open(sequence.owner, tuple(sequence.eos_token_ids), sequence.slab.sink)
-        copy.slab.copy_from(sequence.slab)
-        copy.append(sequence.tokens)
-        copy.newly_dropped()  # what the original dropped is counted already
-        copy.draft = sequence.draft.fork() if sequence.draft is not None else None
+        copy = self._open(self._resting(sequence).owner, tuple(sequence.eos_token_ids), sequence.slab.sink)
+        copy.copy_from(sequence)
         return copy
 
     def _import(self, state: SequenceState, owner: str) -> Sequence:
         sequence = self._open(owner, state.eos_token_ids, state.sink)
         restore(sequence, state)
-        sequence.newly_dropped()
         sequence.draft = self._drafter.restore(state.draft)
         return sequence
 
@@ -394,6 +393,3 @@ class Engine:
     def _refuse_when_draining(self) -> None:
         if self._draining:
             raise Unavailable("the engine is draining and takes no new work")
-
-    def _check_tokens(self, token_ids: Iterable[object]) -> None:
-        check_tokens(token_ids, self._backend.vocab_size)

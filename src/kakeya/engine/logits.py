@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kakeya.errors import InvalidArgument
+from kakeya.errors import InvalidArgument, StepFailed
 from kakeya.types import SamplingParams, TokenLogprob
 
 Floats = NDArray[np.float64]
@@ -57,6 +57,17 @@ def _penalize(logits: Floats, params: SamplingParams, recent: Sequence[int]) -> 
 
 def _not_a_token(what: str, token_id: int, vocab_size: int) -> InvalidArgument:
     return InvalidArgument(f"{what}: {token_id} is not a token id; 0 to {vocab_size - 1} are")
+
+
+def rule_out(logits: Floats, mask: bytes) -> None:
+    """Make the tokens impossible whose bits are not set, lowest id first, little-endian.
+
+    Raises StepFailed when no possible one is left.
+    """
+    bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=logits.size, bitorder="little")
+    np.putmask(logits, bits == 0, -np.inf)
+    if logits.max() == -np.inf:
+        raise StepFailed("the constraint leaves no token to choose")
 
 
 def relative(logits: Floats) -> Floats:

@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kakeya.engine.constraint import Constraint
 from kakeya.engine.observer import EngineObserver
+from kakeya.engine.sampler import Sampled
 from kakeya.engine.stream import EventStream
-from kakeya.types import DoneEvent, FailedEvent, SamplingParams, StopReason
+from kakeya.types import DoneEvent, FailedEvent, SamplingParams, StopReason, TokenEvent, TruncatedEvent
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ class Request:
     max_tokens: int
     sampling: SamplingParams
     follower: Follower = field(default_factory=Follower)
+    constraint: Constraint | None = None
     prompt_length: int = 0
     cached_tokens: int = 0
     started_at: float = field(default_factory=time.monotonic)
@@ -64,7 +67,19 @@ class Request:
         self.accepted += guessed - wrong
         observer.drafts(guessed, guessed - wrong)
 
-    def token_emitted(self, observer: EngineObserver) -> None:
+    def emit(self, token: Sampled, dropped: int, observer: EngineObserver) -> None:
+        """Put a token on the stream; before the first one, how many have left the window."""
+        if not self.emitted and dropped:
+            self.stream.put(TruncatedEvent(dropped))
+        self._count_token(observer)
+        self.stream.put(TokenEvent(token.token_id, token.logprob, token.top_logprobs))
+
+    def finish(self, reason: StopReason) -> None:
+        """The token just emitted was the last one."""
+        self.finished = True
+        self.stream.put(self.done(reason, self.emitted))
+
+    def _count_token(self, observer: EngineObserver) -> None:
         now = time.monotonic()
         if self.first_token_at is None:
             self.first_token_at = now

@@ -1,9 +1,9 @@
 """Choosing the next token of each row.
 
-A row's logits go through penalties and bias, temperature, top-k, top-p and min-p, in that order, each filter
-looking at what the one before left over. One uniform number then picks from what remains. The number is a
-function of (seed, position) and of nothing else: there is no generator to keep, and neither batching,
-chunking nor speculation can change what is drawn.
+A row's logits go through penalties and bias, the mask of a constraint, temperature, top-k, top-p and min-p,
+in that order, each filter looking at what the one before left over. One uniform number then picks from what
+remains. The number is a function of (seed, position) and of nothing else: there is no generator to keep, and
+neither batching, chunking nor speculation can change what is drawn.
 """
 
 import math
@@ -14,18 +14,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kakeya.engine.logits import Floats, Ids, LogProbs, adjusted, leaders, relative
+from kakeya.engine.constraint import allows
+from kakeya.engine.logits import Floats, Ids, LogProbs, adjusted, leaders, relative, rule_out
 from kakeya.errors import StepFailed
 from kakeya.types import SamplingParams, TokenLogprob
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """What one row is sampled with: `position` of the token to choose, `recent` tokens for the penalties."""
+    """What one row is sampled with: `position` of the token to choose, `recent` tokens for the penalties.
+
+    `mask` has the bits of the tokens that may be chosen, lowest id first, little-endian; None allows all.
+    """
 
     params: SamplingParams
     position: int
     recent: Sequence[int] = ()
+    mask: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[Samp
     """One token for each row of `logits` (float32 [n, vocab], not changed).
 
     A row's result depends on that row and its request alone. Raises StepFailed if a row's best logit is not
-    finite, and InvalidArgument for a token id outside the vocabulary.
+    finite or its mask leaves no token, and InvalidArgument for a token id outside the vocabulary.
     """
     rows = logits.numpy(force=True)  # shares memory on a CPU
     assert len(rows) == len(requests), f"{len(rows)} rows of logits for {len(requests)} requests"
@@ -67,20 +72,25 @@ def _check_finite(best_logits: NDArray[np.float32]) -> None:
 
 def _sample_row(row: NDArray[np.float32], request: SampleRequest, best: int) -> Sampled:
     params = request.params
-    token_id = best if _takes_best(params) else _choose(row, request)
+    token_id = best if _takes_best(request, best) else _choose(row, request)
     if not params.logprobs and not params.top_logprobs:
         return Sampled(token_id)
     distribution = LogProbs(row)
     return Sampled(token_id, distribution.of(token_id).logprob, distribution.top(params.top_logprobs))
 
 
-def _takes_best(params: SamplingParams) -> bool:
-    return params.is_greedy and not params.has_penalties and not params.logit_bias
+def _takes_best(request: SampleRequest, best: int) -> bool:
+    params = request.params
+    if not params.is_greedy or params.has_penalties or params.logit_bias:
+        return False
+    return request.mask is None or allows(request.mask, best)
 
 
 def _choose(row: NDArray[np.float32], request: SampleRequest) -> int:
     params = request.params
     logits = adjusted(row, params, request.recent)
+    if request.mask is not None:
+        rule_out(logits, request.mask)
     if params.is_greedy:
         return int(logits.argmax())
     scores = relative(logits)

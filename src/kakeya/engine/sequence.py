@@ -51,6 +51,13 @@ class Sequence:
         self.tokens.extend(token_ids)
         self.committed = len(self.tokens)
 
+    def copy_from(self, other: "Sequence") -> None:
+        """Become a copy of a resting sequence whose slab has the same pool and sink."""
+        self.slab.copy_from(other.slab)
+        self.append(other.tokens)
+        self.newly_dropped()  # what the original dropped is counted already
+        self.draft = other.draft.fork() if other.draft is not None else None
+
     def begin(self, request: Request) -> None:
         """Rest no more: `request` goes on from the committed history."""
         request.prompt_length, request.cached_tokens = self.committed, self.slab.written

@@ -69,6 +69,7 @@ def restore(sequence: Sequence, state: SequenceState) -> None:
     slab.storage.copy_(state.storage)
     slab.written = slab.committed = state.committed
     sequence.append(state.tokens.tolist())
+    sequence.newly_dropped()  # what was dropped before the export is counted already
 
 
 def geometry_name(geometry: SlabGeometry) -> str:

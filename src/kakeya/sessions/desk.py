@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence as Tokens
 
 from kakeya.config import RuntimeConfig
+from kakeya.engine.constraint import Constraint
 from kakeya.engine.engine import Engine
 from kakeya.engine.observer import EngineObserver
 from kakeya.engine.sequence import Sequence
@@ -81,14 +82,20 @@ class SessionDesk:
         return self._answers.once(owner, Call("append", session_id, request_id), append)
 
     def generate(
-        self, session_id: str, max_tokens: int, sampling: SamplingParams, owner: str, request_id: str
+        self,
+        session_id: str,
+        max_tokens: int,
+        sampling: SamplingParams,
+        owner: str,
+        request_id: str,
+        constraint: Constraint | None = None,
     ) -> EventStream:
         """Start a generate, or tell again what the first one with this request id gave."""
 
         def start() -> EventStream:
             try:
                 session = self.used(session_id, owner)
-                stream = self._start(session, max_tokens, sampling, request_id)
+                stream = self._start(session, max_tokens, sampling, request_id, constraint)
             except BaseException as error:
                 self._observer.admission(admission_result(error))
                 raise
@@ -110,7 +117,7 @@ class SessionDesk:
             session = self.used(session_id, owner)
             with self._limits.new_session(owner):
                 copy = self._engine.fork(session.sequence)
-            return self._keep(copy, session.client_label, "session forked", request_id)
+            return self._keep(copy, session.client_label, "session forked", request_id, session)
 
         return self._answers.once(owner, Call("fork", session_id, request_id), fork)
 
@@ -171,21 +178,30 @@ class SessionDesk:
         """Bytes of keys and values in all slabs that a next token could attend to."""
         return sum(session.live_bytes for session in self._store.all())
 
-    def _keep(self, sequence: Sequence, label: str, message: str, request_id: str) -> str:
+    def _keep(
+        self, sequence: Sequence, label: str, message: str, request_id: str, original: Session | None = None
+    ) -> str:
         session = self._store.add(sequence, label)
+        if original is not None:
+            session.share_past(original)
         ids = {"session_id": session.session_id, "request_id": request_id}
         log.info(message, extra=ids | {"client_label": label})
         return session.session_id
 
     def _start(
-        self, session: Session, max_tokens: int, sampling: SamplingParams, request_id: str
+        self,
+        session: Session,
+        max_tokens: int,
+        sampling: SamplingParams,
+        request_id: str,
+        constraint: Constraint | None,
     ) -> EventStream:
         self._limits.start_request(session.owner)
         generating = Generating(session, request_id, self._limits, self._config.remembered_events)
         try:
             if self._tracing is not None:
                 generating.span = self._tracing.generate(session.session_id, request_id, max_tokens, sampling)
-            return self._engine.generate(session.sequence, max_tokens, sampling, generating)
+            return self._engine.generate(session.sequence, max_tokens, sampling, generating, constraint)
         except BaseException as error:
             generating.refused(error)
             raise

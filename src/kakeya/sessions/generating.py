@@ -18,7 +18,7 @@ from kakeya.sessions.limits import Limits
 from kakeya.sessions.recording import RecordedStream
 from kakeya.sessions.session import Session
 from kakeya.tracing import GenerateSpan
-from kakeya.types import DoneEvent, FailedEvent
+from kakeya.types import DoneEvent, FailedEvent, TurnRecord
 
 log = logging.getLogger(__name__)
 _REFUSALS: dict[type[BaseException], str] = {
@@ -67,8 +67,24 @@ class Generating(Follower):
         self.session.touch()
         assert request.terminal is not None
         self._write_down(request.terminal, request.stream.taken())
+        self._keep_figures(request)
         if self.span is not None:
             self.span.end(request.terminal, request.prompt_length, request.stream.taken())
+
+    def _keep_figures(self, request: Request) -> None:
+        tokens, sequence = request.stream.taken(), self.session.sequence
+        if tokens == 0 or not isinstance(request.terminal, DoneEvent):
+            return
+        self.session.turn_ended(
+            TurnRecord(
+                history_length=sequence.committed,
+                computed_tokens=request.prompt_length - request.cached_tokens,
+                generated_tokens=tokens,
+                first_token_seconds=request.terminal.prefill_duration_seconds,
+                seconds=request.terminal.total_duration_seconds,
+                kv_live_bytes=self.session.live_bytes,
+            )
+        )
 
     def _write_down(self, terminal: DoneEvent | FailedEvent, tokens: int) -> None:
         ids = {"session_id": self.session.session_id, "request_id": self.request_id}

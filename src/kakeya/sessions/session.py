@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 
 from kakeya.engine.sequence import Sequence
 from kakeya.errors import InvalidArgument, SessionNotFound
-from kakeya.types import SessionInfo
+from kakeya.types import SessionInfo, TurnRecord
 
 MAX_LABEL = 256
+# Enough for a plot; what is older is only counted.
+RECENT_TURNS = 256
 
 
 def check_label(label: str) -> None:
@@ -26,6 +28,9 @@ class Session:
     number: int
     """Counts the owner's sessions in the order of their creation, from 1."""
     last_used_at: float = field(default_factory=time.monotonic)
+    turns: int = 0
+    generated_tokens: int = 0
+    recent_turns: tuple[TurnRecord, ...] = ()
 
     @property
     def state(self) -> str:
@@ -49,6 +54,17 @@ class Session:
     def touch(self) -> None:
         """Refresh the idle clock."""
         self.last_used_at = time.monotonic()
+
+    def turn_ended(self, turn: TurnRecord) -> None:
+        """Count a turn and remember its figures. Call on the engine thread."""
+        self.turns += 1
+        self.generated_tokens += turn.generated_tokens
+        self.recent_turns = (*self.recent_turns[-(RECENT_TURNS - 1) :], turn)
+
+    def share_past(self, original: "Session") -> None:
+        """A fork has the same history, so it has had the same turns."""
+        self.turns, self.generated_tokens = original.turns, original.generated_tokens
+        self.recent_turns = original.recent_turns
 
     def has_expired(self, ttl: float) -> bool:
         """Whether nobody has used it for `ttl` seconds. Call on the engine thread.
@@ -81,4 +97,12 @@ class Session:
             cache_invariant_inv1_violations=sequence.inv1_violations,
             cache_invariant_inv2_violations=sequence.inv2_violations,
             idle_seconds=self.idle_seconds if sequence.request is None else 0.0,
+            turns=self.turns,
+            generated_tokens=self.generated_tokens + _taken(sequence),
+            recent_turns=self.recent_turns,
         )
+
+
+def _taken(sequence: Sequence) -> int:
+    """Tokens that the reader of a running generate has taken so far."""
+    return 0 if sequence.request is None else sequence.request.stream.taken()

@@ -31,14 +31,25 @@ class ChatTemplate:
     def exists(self) -> bool:
         return self._source is not None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+    @property
+    def knows_tools(self) -> bool:
+        """Whether it writes tools by itself, and calls of them as `<tool_call>`, as we read them."""
+        return self._source is not None and "tools" in self._source and "<tool_call>" in self._source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """Write the conversation. Bad messages, and whatever the template raises, become InvalidArgument."""
         conversation = _checked(messages)
         try:
             return self._compiled.render(
                 messages=conversation,
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=[dict(tool) for tool in tools] or None,
                 documents=None,
                 **self._special_tokens,
             )

@@ -17,6 +17,11 @@ class Detokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._drop_space = tokenizer.drops_first_space
 
+    @property
+    def is_within_character(self) -> bool:
+        """Whether part of a character waits for the rest of it."""
+        return bool(self._utf8.getstate()[0])
+
     def feed(self, token_id: int) -> str:
         """The text that this token completes, often empty in the middle of a character.
 

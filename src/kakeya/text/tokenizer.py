@@ -10,6 +10,7 @@ import tokenizers
 from kakeya.errors import CorruptCheckpoint, InvalidArgument
 from kakeya.text.chat_template import ChatTemplate
 from kakeya.text.spelling import spelling_of
+from kakeya.text.tool_calls import CLOSE_TAG, OPEN_TAG
 from kakeya.types import TokenizerFiles
 
 
@@ -26,7 +27,12 @@ class Tokenizer:
         self._spelling = spelling_of(self._encoder.decoder)
         added = self._encoder.get_added_tokens_decoder()
         self._added = frozenset(added)
-        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        # The tags of a tool call are read from the text, whatever a vocabulary calls them.
+        self._special = frozenset(
+            token_id
+            for token_id, token in added.items()
+            if token.special and token.content not in (OPEN_TAG, CLOSE_TAG)
+        )
         self._bytes: dict[int, bytes] = {}
         self.bos_id = self._named_id("bos", files.bos_token)
         self.eos_id = self._named_id("eos", files.eos_token)
@@ -46,6 +52,11 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._template.exists
+
+    @property
+    def template_knows_tools(self) -> bool:
+        """Whether the chat template itself writes tools, and calls of them as `<tool_call>`."""
+        return self._template.knows_tools
 
     @property
     def drops_first_space(self) -> bool:
@@ -99,20 +110,30 @@ class Tokenizer:
         return token_id in self._special
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The conversation as the model's chat template writes it.
+        """The conversation as the model's chat template writes it, with the tools if it knows how.
 
         With `add_generation_prompt` it ends where the assistant's answer begins. Raises InvalidArgument
         for bad messages, a template that refuses them, or a model without a template.
         """
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
     def chat_ids(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """The ids of `render_chat`. The template itself writes the beginning-of-text token it wants."""
-        return self.encode(self.render_chat(messages, add_generation_prompt=add_generation_prompt))
+        return self.encode(
+            self.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        )
 
     @cached_property
     def _plain_encoder(self) -> tokenizers.Tokenizer:

@@ -1,10 +1,5 @@
 """A conversation as a session takes it: the first turn whole, every later turn only what is new.
 
-A session's history is append-only, so each turn appends the ids that the chat template writes after the last
-answer: what closes the answer, the new message, and what opens the next answer. They are found by rendering
-the last exchange with a stand-in for the answer, so what the model really said is never written a second time
-(and stays as it was said, also where a template would drop part of it, such as its thinking).
-
 The rule for a template that writes the earlier part differently once a message follows (one that moves the
 system message, say): nothing can be appended then, so the turn is the whole conversation, and says so with
 `restarts`. Its ids belong into a fresh session.
@@ -15,11 +10,9 @@ from dataclasses import dataclass
 
 from kakeya.errors import InvalidArgument
 from kakeya.text.tokenizer import Tokenizer
+from kakeya.text.turns import Turns
 
 Message = dict[str, str]
-
-_STAND_IN = "A"
-_PROBES = ("Hello", "1")
 
 
 @dataclass(frozen=True)
@@ -38,12 +31,12 @@ class Transcript:
     """
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Iterable[int], system: str | None = None) -> None:
-        self._tokenizer = tokenizer
         self.system = system
         self._opening: list[Message] = [] if system is None else [_message("system", system)]
         self.messages: list[Message] = list(self._opening)
         self.answer_is_closed = False
-        self.end_token_ids = frozenset(eos_token_ids) | self._closing_token()
+        self._turns = Turns(tokenizer, eos_token_ids, self._opening)
+        self.end_token_ids = self._turns.end_token_ids
 
     @classmethod
     def resume(
@@ -64,12 +57,10 @@ class Transcript:
         """What the user's next message adds. Changes nothing."""
         message = _message("user", text)
         if len(self.messages) == len(self._opening):
-            return Turn(self._tokenizer.chat_ids([*self._opening, message]), restarts=False)
-        added = self._ids_after_answer(self.messages[-2], message)
+            return Turn(self._turns.whole([*self._opening, message]), restarts=False)
+        added = self._turns.after_answer(self.messages[:-1], [message], closed=self.answer_is_closed)
         if added is None:
-            return Turn(self._tokenizer.chat_ids([*self.messages, message]), restarts=True)
-        if self.answer_is_closed and added[0] in self.end_token_ids:
-            added = added[1:]
+            return Turn(self._turns.whole([*self.messages, message]), restarts=True)
         return Turn(added, restarts=False)
 
     def add(self, text: str, answer: str, *, closed: bool) -> None:
@@ -80,22 +71,7 @@ class Transcript:
     def opening_tokens(self) -> int:
         """How many ids come before the first word of the first user message: the system message,
         written or implied by the template, and what the template puts around it."""
-        one, other = (
-            self._tokenizer.chat_ids([*self._opening, _message("user", probe)]) for probe in _PROBES
-        )
-        return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
-
-    def _ids_after_answer(self, asked: Message, message: Message) -> list[int] | None:
-        """The ids that follow the answer to `asked`, or None when the template rewrites what came before."""
-        render = self._tokenizer.render_chat
-        before = render([*self._opening, asked]) + _STAND_IN
-        after = render([*self._opening, asked, _message("assistant", _STAND_IN), message])
-        head, ids = self._tokenizer.encode(before), self._tokenizer.encode(after)
-        return ids[len(head) :] if ids[: len(head)] == head and len(ids) > len(head) else None
-
-    def _closing_token(self) -> frozenset[int]:
-        added = self._ids_after_answer(_message("user", _PROBES[0]), _message("user", _PROBES[1]))
-        return frozenset(token for token in (added or [])[:1] if self._tokenizer.is_special(token))
+        return self._turns.opening_tokens(self._opening)
 
 
 def _message(role: str, text: str) -> Message:

@@ -1,0 +1,100 @@
+"""What a chat template writes, as the ids that an append-only session takes.
+
+A session's history is append-only, so after an answer only the ids that the template writes behind it are
+appended: what closes the answer, the new messages, and what opens the next answer. They are found by
+rendering the last exchange with a stand-in for the answer, so what the model really said is never written a
+second time (and stays as it was said, also where a template would drop part of it, such as its thinking).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kakeya.errors import InvalidArgument
+from kakeya.text.tokenizer import Tokenizer
+
+TemplateMessage = Mapping[str, Any]
+TemplateTools = Sequence[Mapping[str, Any]]
+
+_STAND_IN = {"role": "assistant", "content": "A"}
+_PROBES = ({"role": "user", "content": "Hello"}, {"role": "user", "content": "1"})
+
+
+def opening_of(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """The messages before the conversation itself: system or developer messages at its head."""
+    count = next(
+        (at for at, each in enumerate(messages) if each.get("role") not in ("system", "developer")),
+        len(messages),
+    )
+    return list(messages[:count])
+
+
+class Turns:
+    """Ids for a first turn and for every later one. It does not change once built, so threads may share it.
+
+    `eos_token_ids` are those the model ends an answer with; the token with which the template itself closes
+    an answer is added to them as `end_token_ids`. Raises InvalidArgument when the template refuses.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_token_ids: Iterable[int],
+        opening: Sequence[TemplateMessage] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self.end_token_ids = frozenset(eos_token_ids) | self._closing_token(opening)
+
+    def whole(self, messages: Sequence[TemplateMessage], tools: TemplateTools = ()) -> list[int]:
+        """The whole conversation, up to where the next answer begins."""
+        return self._tokenizer.chat_ids(messages, tools=tools)
+
+    def after_answer(
+        self,
+        messages: Sequence[TemplateMessage],
+        new: Sequence[TemplateMessage],
+        tools: TemplateTools = (),
+        *,
+        closed: bool,
+    ) -> list[int] | None:
+        """What `new` adds behind the answer to `messages`, which is in the history already.
+
+        `closed`: so is the token that ended it. None when the template writes what came before differently
+        once something follows: then nothing can be appended, and the whole conversation must be written anew.
+        """
+        added = self._ids_after_answer(_last_exchange(messages), new, tools)
+        if added and closed and added[0] in self.end_token_ids:
+            return added[1:]
+        return added
+
+    def opening_tokens(self, opening: Sequence[TemplateMessage], tools: TemplateTools = ()) -> int:
+        """How many ids come before the first word of the first user message: the system message,
+        written or implied by the template, the tools, and what the template puts around them."""
+        one, other = (self._tokenizer.chat_ids([*opening, probe], tools=tools) for probe in _PROBES)
+        return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+
+    def _ids_after_answer(
+        self, asked: Sequence[TemplateMessage], new: Sequence[TemplateMessage], tools: TemplateTools
+    ) -> list[int] | None:
+        try:
+            before = self._tokenizer.render_chat(asked, tools=tools) + _STAND_IN["content"]
+            after = self._tokenizer.render_chat([*asked, _STAND_IN, *new], tools=tools)
+        except InvalidArgument:
+            # Part of a conversation may be refused where the whole is not; the whole will tell.
+            return None
+        head, ids = self._tokenizer.encode(before), self._tokenizer.encode(after)
+        return ids[len(head) :] if ids[: len(head)] == head and len(ids) > len(head) else None
+
+    def _closing_token(self, opening: Sequence[TemplateMessage]) -> frozenset[int]:
+        asked, follows = _PROBES
+        self._tokenizer.render_chat([*opening, asked])  # a template that refuses this much is of no use
+        added = self._ids_after_answer([*opening, asked], [follows], ())
+        return frozenset(token for token in (added or [])[:1] if self._tokenizer.is_special(token))
+
+
+def _last_exchange(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """The opening and what came from the last user message on: all that a template looks back to, and short
+    however long the conversation is."""
+    opening = opening_of(messages)
+    rest = messages[len(opening) :]
+    starts = [at for at, message in enumerate(rest) if message.get("role") == "user"]
+    return [*opening, *rest[starts[-1] if starts else 0 :]]
