@@ -55,7 +55,7 @@ class EngineConfig:
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
     prefill_block: int = 128
     max_batch_tokens: int = 256
-    max_waiting: int = 1024
+    max_waiting: int = 4096
 
     def __post_init__(self) -> None:
         _positive("capacity", self.capacity, most=2**20)
@@ -227,16 +227,18 @@ class HttpConfig(Listening):
 class AdmissionConfig:
     """How many requests both servers together let generate at once, and what the others meet.
 
-    Under `queue` at most `queue_depth` of them wait, each for at most `queue_max_wait_s` (0 is for ever).
+    `max_concurrent` None is as many as there are sessions. Under `queue` at most `queue_depth` of the others
+    wait, each for at most `queue_max_wait_s` (0 is for ever).
     """
 
-    max_concurrent: int = 256
+    max_concurrent: int | None = None
     policy: AdmissionPolicy = AdmissionPolicy.QUEUE
     queue_max_wait_s: float = 30.0
     queue_depth: int = 1024
 
     def __post_init__(self) -> None:
-        _positive("max_concurrent", self.max_concurrent)
+        if self.max_concurrent is not None:
+            _positive("max_concurrent", self.max_concurrent)
         _seconds_from("queue_max_wait_s", self.queue_max_wait_s, 0.0)
         _positive("queue_depth", self.queue_depth)
 

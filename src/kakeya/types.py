@@ -82,7 +82,7 @@ class SamplingParams:
         _check("top_k", self.top_k, 0, 2**31 - 1)
         _check("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _check("min_p", self.min_p, 0.0, 1.0)
-        _check("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
+        _check("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _check("presence_penalty", self.presence_penalty, -100.0, 100.0)
         _check("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         _check("seed", self.seed, 0, 2**64 - 1)

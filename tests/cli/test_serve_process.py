@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from support.serving import new_session
 
 TINY = ("--window", "60", "--dtype", "float32", "--threads", "1", "--capacity", "8")
 LOCAL = ("--bind", "127.0.0.1:0")
+PROGRAM = "from kakeya.cli import main; main()"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ class Process:
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from kakeya.cli import main; main()", "serve", *arguments],
+            [sys.executable, "-c", PROGRAM, "serve", "--http", "127.0.0.1:0", *arguments],
             stderr=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -180,6 +182,54 @@ def test_the_banner_says_what_runs_and_metrics_are_served(model: Path) -> None:
         assert "some-secret-key" not in server.said
         server.send(signal.SIGTERM)
         assert server.join() == 0
+
+
+def chat_request(url: str, model: str) -> urllib.request.Request:
+    body = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
+    headers = {"content-type": "application/json"}
+    return urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+
+
+def test_http_and_grpc_are_two_doors_to_the_same_sessions(model: Path) -> None:
+    arguments = ("--model", str(model), *TINY, *LOCAL, "--max-concurrent", "1", "--admission", "reject")
+    with process(*arguments) as server, serving.connected(server.address) as stub:
+        url = server.wait_for(r"http +(http://\S+)/ \(console\)")
+        with urllib.request.urlopen(f"{url}/readyz") as page:
+            assert json.load(page) == {"status": "ready"}
+        session_id = new_session(stub, [5, 6, 7])
+        endless = stub.Generate(pb.GenerateRequest(session_id=session_id, max_tokens=100_000_000))
+        next(endless)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(stub.Generate(pb.GenerateRequest(session_id=new_session(stub, [5]), max_tokens=1)))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        with pytest.raises(urllib.error.HTTPError) as refused_too:
+            urllib.request.urlopen(chat_request(url, str(model)))
+        with refused_too.value as answer:
+            assert (answer.code, answer.headers["retry-after"]) == (429, "1")
+        with urllib.request.urlopen(f"{url}/metrics") as page:
+            metrics = page.read().decode()
+        assert 'kakeya_admission_total{result="rejected"} 2.0' in metrics
+        assert 'kakeya_sessions{state="generating"} 1.0' in metrics
+        endless.cancel()
+        server.send(signal.SIGTERM)
+        assert server.join() == 0
+        assert "Traceback" not in server.said
+
+
+def test_http_may_be_off_and_a_taken_port_is_one_line(model: Path) -> None:
+    arguments = ("--model", str(model), *TINY, *LOCAL)
+    with process(*arguments) as server:
+        taken = server.wait_for(r"http +http://(\S+)/ \(console\)")
+        with process(*arguments, "--http", taken) as second:
+            assert second.join() == 2
+            assert f"kakeya: cannot listen on {taken}: " in second.said
+            assert "Traceback" not in second.said
+        with process(*arguments, "--http", "off") as third:
+            third.wait_for("(serves)")
+            third.wait_for("(callers)")
+            assert "console" not in third.said
+            third.send(signal.SIGTERM)
+            assert third.join() == 0
 
 
 def test_logs_may_be_json_all_through(model: Path) -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from kakeya.cli.memory import MOST_BY_DEFAULT, Budget, fitting_capacity
 from kakeya.cli.serve_options import ServeOptions
-from kakeya.config import ServerConfig
+from kakeya.config import AdmissionConfig, ServerConfig, TlsConfig
 from kakeya.errors import ConfigError
 from kakeya.serving.keys import hash_key
+from kakeya.types import AdmissionPolicy
 from support.cli import Outcome, Run
 
 
@@ -20,7 +21,7 @@ from support.cli import Outcome, Run
 def as_before() -> Iterator[None]:
     """`main` takes over SIGTERM and `serve` the logs; give them back."""
     usual = signal.getsignal(signal.SIGTERM)
-    loggers = [logging.getLogger(name) for name in ("kakeya", "grpc", "asyncio")]
+    loggers = [logging.getLogger(name) for name in ("kakeya", "grpc", "asyncio", "uvicorn")]
     states = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
     yield
     signal.signal(signal.SIGTERM, usual)
@@ -76,10 +77,16 @@ def test_every_flag_has_an_environment_twin(
         "session-idle-ttl-s": 4.5, "quota-sessions": 7, "quota-concurrent-requests": 8,
         "quota-tokens-per-minute": 9, "metrics-port": 10, "metrics-host": "h", "log-level": "debug",
         "log-format": "json", "config": str(tmp_path / "c.toml"), "print-config": True,
+        "http": "127.0.0.1:11", "max-concurrent": 12, "admission": "reject", "queue-max-wait-s": 13.5,
+        "queue-depth": 14, "max-connections": 15, "max-body-bytes": 1616, "receive-timeout-s": 17.5,
+        "request-timeout-s": 18.5, "default-max-tokens": 19, "stored-responses": 20, "chat-matching": False,
+        "held-conversations": 21, "chat-deprecation": False, "chat-sunset": "2031-02-03",
     }  # fmt: skip
     for name, value in values.items():
         monkeypatch.setenv("KAKEYA_" + name.upper().replace("-", "_"), str(value))
     monkeypatch.setenv("KAKEYA_API_KEY", "one two")
+    monkeypatch.setenv("KAKEYA_CORS_ORIGIN", "https://a.example https://b.example")
+    values["cors-origin"] = ["https://a.example", "https://b.example"]
     outcome = run("serve")
     assert settings(outcome) == values
     assert "# api-key is set by environment, and not shown" in outcome.out.splitlines()
@@ -127,6 +134,14 @@ def refusal(run: Run, *arguments: str) -> str:
         (("--max-batch-tokens", "1"), "max_batch_tokens must be at least"),
         (("--config", "no-such-file.toml"), "no-such-file.toml cannot be read"),
         (("--metrics-port", "99999999"), "cannot serve metrics on 127.0.0.1:99999999"),
+        (("--http", "nowhere"), "bind must be HOST:PORT"),
+        (("--http", "0.0.0.0:8000"), "0.0.0.0:8000 is not a loopback address"),
+        (("--max-concurrent", "0"), "max_concurrent must be a whole number from 1"),
+        (("--queue-max-wait-s", "-1"), "queue_max_wait_s must be a number of seconds from 0"),
+        (("--queue-depth", "0"), "queue_depth must be a whole number from 1"),
+        (("--max-body-bytes", "1"), "max_body_bytes must be a whole number from 1024"),
+        (("--cors-origin", "example.org"), "cors_origins must be like https://example.org or *"),
+        (("--chat-sunset", "soon"), "chat_sunset must be a day like 2027-12-31, got 'soon'"),
     ],
 )
 def test_a_bad_setting_is_one_line(run: Run, arguments: tuple[str, ...], words: str) -> None:
@@ -185,6 +200,30 @@ def test_keys_and_tls_open_the_door(tmp_path: Path) -> None:
     )
     assert options.server_config().exposures == ()
     assert ServerConfig(bind="0.0.0.0:0", insecure=True).exposures
+
+
+def test_http_can_be_off_and_shares_keys_and_tls_with_grpc(tmp_path: Path) -> None:
+    assert ServeOptions(http="off").http_config() is None
+    http = ServeOptions(
+        http="0.0.0.0:0",
+        api_key=["a-key"],
+        tls_cert=tmp_path / "c",
+        tls_key=tmp_path / "k",
+        cors_origin=["*"],
+        chat_sunset="2031-02-03",
+        chat_matching=False,
+    ).http_config()
+    assert http is not None
+    assert (http.key_hashes, http.exposures) == ((hash_key("a-key"),), ())
+    assert http.tls == TlsConfig(tmp_path / "c", tmp_path / "k")
+    assert (http.cors_origins, http.chat_matching, http.chat_sunset.year) == (("*",), False, 2031)
+
+
+def test_admission_follows_from_its_flags() -> None:
+    options = ServeOptions(
+        max_concurrent=3, admission=AdmissionPolicy.REJECT, queue_depth=4, queue_max_wait_s=5
+    )
+    assert options.admission_config() == AdmissionConfig(3, AdmissionPolicy.REJECT, 5, 4)
 
 
 # Memory.

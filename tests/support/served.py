@@ -40,8 +40,9 @@ def serve(model: Path, *flags: str) -> Iterator[str]:
     address = f"127.0.0.1:{free_port()}"
     program = "from kakeya.cli import main; main()"
     command: Sequence[str] = [sys.executable, "-c", program, "serve"]
+    listen = ("--bind", address, "--http", "off")
     process = subprocess.Popen(
-        [*command, "--model", str(model), "--bind", address, "--log-level", "warning", *flags],
+        [*command, "--model", str(model), *listen, "--log-level", "warning", *flags],
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -82,4 +82,6 @@ def _toml(value: object) -> str:
         return str(value).lower()
     if isinstance(value, (int, float)):
         return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(str(value))

@@ -1,10 +1,10 @@
-"""`kakeya serve`: the gRPC server, from flags to a clean exit."""
+"""`kakeya serve`: the gRPC and the HTTP server, from flags to a clean exit."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,20 +15,31 @@ from kakeya.cli.command import ENVIRONMENT_PREFIX, command_of, effective_setting
 from kakeya.cli.console import FetchBar, Screen
 from kakeya.cli.memory import fitting_capacity
 from kakeya.cli.serve_options import SECRETS, ServeOptions
-from kakeya.config import ServerConfig
+from kakeya.config import AdmissionConfig, HttpConfig, ServerConfig
 from kakeya.errors import ConfigError
 
 if TYPE_CHECKING:
+    from kakeya.http_server import HttpServer
     from kakeya.metrics import Metrics
     from kakeya.runtime import Runtime
+    from kakeya.serving.commons import Commons
 
 
 def register(app: typer.Typer) -> None:
     app.command(
         "serve",
-        help="Serve sessions over gRPC. Every flag has a KAKEYA_ environment twin; the flag wins.",
+        help="Serve sessions over gRPC and HTTP. Every flag has a KAKEYA_ environment twin; the flag wins.",
         context_settings={"auto_envvar_prefix": ENVIRONMENT_PREFIX},
     )(command_of(ServeOptions, serve))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What both servers were asked to be."""
+
+    grpc: ServerConfig
+    http: HttpConfig | None
+    admission: AdmissionConfig
 
 
 def serve(context: typer.Context, options: ServeOptions) -> None:
@@ -38,7 +49,8 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
         for line in effective_settings(context, options, SECRETS):
             screen.line(line)
         return
-    server, load = options.server_config(), _loader(screen, options)
+    settings = Settings(options.server_config(), options.http_config(), options.admission_config())
+    load = _loader(screen, options)
     # Later, for these take their time to import, and help should not wait for them.
     from kakeya import logs
     from kakeya.cli.serve_banner import Banner
@@ -46,25 +58,40 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
 
     logs.configure(options.log_level, options.log_format)
     _adopt_foreign_logs()
-    banner = Banner(screen, server, options.log_format)
+    banner = Banner(screen, settings.grpc, settings.http, options.log_format)
     banner.warn()
     metrics = Metrics()
     with _metrics_endpoint(options, metrics) as metrics_url:
         show = partial(banner.show, metrics_url=metrics_url)
-        asyncio.run(_live(server, lambda: load(metrics), show))
+        asyncio.run(_live(settings, metrics, lambda: load(metrics), show))
 
 
-async def _live(config: ServerConfig, load: "Callable[[], Runtime]", show: Callable[..., None]) -> None:
+async def _live(
+    settings: Settings, metrics: "Metrics", load: "Callable[[], Runtime]", show: Callable[..., None]
+) -> None:
     """Start the front ends on this loop and live until a signal."""
     from kakeya.grpc_server import Server
     from kakeya.serving import lifecycle
+    from kakeya.serving.admission import Admission
+    from kakeya.serving.commons import Commons
 
-    front = Server(config)
+    commons = Commons(Admission(settings.admission, metrics.admission))
+    grpc = Server(settings.grpc, commons)
+    http = _http_server(settings, commons, metrics)
+    fronts: list[lifecycle.FrontEnd] = [grpc] if http is None else [grpc, http]
 
     def announce(runtime: "Runtime") -> None:
-        show(runtime.describe(), front.address)
+        show(runtime.describe(), grpc.address, http_url=None if http is None else http.url)
 
-    await lifecycle.serve([front], load, announce, config.shutdown_grace_s)
+    await lifecycle.serve(fronts, load, announce, settings.grpc.shutdown_grace_s)
+
+
+def _http_server(settings: Settings, commons: "Commons", metrics: "Metrics") -> "HttpServer | None":
+    if settings.http is None:
+        return None
+    from kakeya.http_server import HttpServer
+
+    return HttpServer(settings.http, commons, metrics)
 
 
 def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runtime]":
@@ -98,9 +125,9 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
 
 
 def _adopt_foreign_logs() -> None:
-    """What gRPC and asyncio have to say goes where our own lines go, in the same form."""
+    """What gRPC, uvicorn and asyncio have to say goes where our own lines go, in the same form."""
     ours = logging.getLogger("kakeya")
-    for name in ("grpc", "asyncio"):
+    for name in ("grpc", "asyncio", "uvicorn"):
         theirs = logging.getLogger(name)
         theirs.handlers[:] = ours.handlers
         theirs.propagate = False

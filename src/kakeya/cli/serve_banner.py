@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import kakeya
 from kakeya.cli.console import Screen, human_bytes
 from kakeya.cli.serve_options import LogFormat
-from kakeya.config import ServerConfig
+from kakeya.config import HttpConfig, Listening, ServerConfig
 from kakeya.types import RuntimeFacts
 
 log = logging.getLogger(__name__)
@@ -17,34 +17,41 @@ _BORDER = "!" * 78
 class Banner:
     """Lines for a person, or log records where a program reads the log."""
 
-    def __init__(self, screen: Screen, config: ServerConfig, log_format: LogFormat) -> None:
+    def __init__(
+        self, screen: Screen, config: ServerConfig, http: HttpConfig | None, log_format: LogFormat
+    ) -> None:
         self._screen = screen
         self._config = config
+        self._http = http
         self._for_people = log_format is LogFormat.TEXT
 
     def warn(self) -> None:
-        """Say what is dangerous about the way the server listens, so that nobody can miss it."""
-        exposures = self._config.exposures
-        if not exposures:
-            return
-        reasons = " and ".join(exposures)
-        warning = f"INSECURE: {self._config.bind} can be reached from other machines, and {reasons}."
+        """Say what is dangerous about the way the servers listen, so that nobody can miss it."""
+        for listening in (self._config, self._http):
+            if listening is not None and listening.exposures:
+                self._warn_of(listening)
+
+    def _warn_of(self, listening: Listening) -> None:
+        reasons = " and ".join(listening.exposures)
+        warning = f"INSECURE: {listening.bind} can be reached from other machines, and {reasons}."
         if self._for_people:
             for line in (_BORDER, warning, "Use it only on a network where you trust everybody.", _BORDER):
                 self._screen.notice(line, "bold red")
         else:
             log.warning(warning)
 
-    def show(self, facts: RuntimeFacts, address: str, metrics_url: str | None) -> None:
-        """Say that the server serves."""
-        lines = list(self._lines(facts, address, metrics_url))
+    def show(self, facts: RuntimeFacts, address: str, http_url: str | None, metrics_url: str | None) -> None:
+        """Say that the servers serve."""
+        lines = list(self._lines(facts, address, http_url, metrics_url))
         if self._for_people:
             for line in lines:
                 self._screen.notice(line, "")
         else:
             log.info("; ".join(line.strip() for line in lines))
 
-    def _lines(self, facts: RuntimeFacts, address: str, metrics_url: str | None) -> Iterator[str]:
+    def _lines(
+        self, facts: RuntimeFacts, address: str, http_url: str | None, metrics_url: str | None
+    ) -> Iterator[str]:
         yield f"kakeya {kakeya.__version__} serves {facts.model} on {address}"
         yield f"  model     {facts.family}, {facts.parameters:,} parameters, {facts.path}"
         yield (
@@ -57,6 +64,8 @@ class Banner:
         )
         yield f"  node      at most {facts.capacity:,} sessions, {human_bytes(facts.pool_bytes)}, taken now"
         yield f"  callers   {self._callers()}"
+        if http_url is not None:
+            yield f"  http      {http_url}/ (console), {http_url}/v1 (OpenAI's API), {http_url}/docs"
         if metrics_url is not None:
             yield f"  metrics   {metrics_url}"
 

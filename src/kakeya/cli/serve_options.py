@@ -1,6 +1,7 @@
 """The flags of `kakeya serve`, each with its KAKEYA_ environment twin, and the settings they become."""
 
 from dataclasses import dataclass
+from datetime import date
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,20 +13,25 @@ from kakeya.cli.command import read_file
 from kakeya.cli.memory import DEFAULT_BUDGET, Budget
 from kakeya.config import (
     DEFAULT_MODEL,
+    AdmissionConfig,
     CacheConfig,
     EngineConfig,
+    HttpConfig,
     Quotas,
     RuntimeConfig,
     ServerConfig,
     TlsConfig,
 )
 from kakeya.errors import ConfigError
+from kakeya.types import AdmissionPolicy
 
 _LISTEN = "Listening"
 _WHO = "Who may call"
 _LIMITS = "Limits"
+_HTTP = "HTTP"
 _WATCH = "Watching it"
 
+OFF = "off"
 # Options whose values are never written anywhere.
 SECRETS = frozenset({"api_key"})
 
@@ -86,9 +92,15 @@ class ServeOptions:
             rich_help_panel=options.MEMORY,
         ),
     ] = DEFAULT_BUDGET
-    bind: Annotated[str, typer.Option(help="HOST:PORT to listen on.", rich_help_panel=_LISTEN)] = (
+    bind: Annotated[str, typer.Option(help="HOST:PORT for gRPC.", rich_help_panel=_LISTEN)] = (
         ServerConfig.bind
     )
+    http: Annotated[
+        str,
+        typer.Option(
+            help="HOST:PORT for HTTP: OpenAI's API and the console; or off.", rich_help_panel=_LISTEN
+        ),
+    ] = HttpConfig.bind
     tls_cert: Annotated[
         Path | None, typer.Option(help="Certificate chain, PEM.", rich_help_panel=_LISTEN)
     ] = None
@@ -119,11 +131,27 @@ class ServeOptions:
     api_key_file: Annotated[
         Path | None, typer.Option(help="One key per line; # begins a comment.", rich_help_panel=_WHO)
     ] = None
+    max_concurrent: Annotated[
+        int | None,
+        typer.Option(
+            help="Requests that generate at once, gRPC and HTTP together; the capacity when left out.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = AdmissionConfig.max_concurrent
+    admission: Annotated[
+        AdmissionPolicy, typer.Option(help="What the others meet.", rich_help_panel=_LIMITS)
+    ] = AdmissionConfig.policy
+    queue_max_wait_s: Annotated[
+        float, typer.Option(help="The longest wait in the queue; 0 is for ever.", rich_help_panel=_LIMITS)
+    ] = AdmissionConfig.queue_max_wait_s
+    queue_depth: Annotated[int, typer.Option(help="Requests that may wait.", rich_help_panel=_LIMITS)] = (
+        AdmissionConfig.queue_depth
+    )
     max_concurrent_rpcs: Annotated[
-        int, typer.Option(help="Calls in flight, all clients together.", rich_help_panel=_LIMITS)
+        int, typer.Option(help="gRPC calls in flight, all clients together.", rich_help_panel=_LIMITS)
     ] = ServerConfig.max_concurrent_rpcs
     max_message_bytes: Annotated[
-        int, typer.Option(help="The longest message accepted.", rich_help_panel=_LIMITS)
+        int, typer.Option(help="The longest gRPC message accepted.", rich_help_panel=_LIMITS)
     ] = ServerConfig.max_message_bytes
     session_idle_ttl_s: Annotated[
         float,
@@ -139,6 +167,40 @@ class ServeOptions:
         int | None,
         typer.Option(help="Tokens of one owner, appended and generated.", rich_help_panel=_LIMITS),
     ] = None
+    max_connections: Annotated[
+        int, typer.Option(help="Open connections, all clients together.", rich_help_panel=_HTTP)
+    ] = HttpConfig.max_connections
+    max_body_bytes: Annotated[int, typer.Option(help="The longest body accepted.", rich_help_panel=_HTTP)] = (
+        HttpConfig.max_body_bytes
+    )
+    receive_timeout_s: Annotated[
+        float, typer.Option(help="A request must have arrived after so long.", rich_help_panel=_HTTP)
+    ] = HttpConfig.receive_timeout_s
+    request_timeout_s: Annotated[
+        float, typer.Option(help="And be answered after so long; 0 is no limit.", rich_help_panel=_HTTP)
+    ] = HttpConfig.request_timeout_s
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Pages from here may call: https://… or *. Repeatable.", rich_help_panel=_HTTP),
+    ] = None
+    default_max_tokens: Annotated[
+        int, typer.Option(help="The longest answer to who gives no limit.", rich_help_panel=_HTTP)
+    ] = HttpConfig.default_max_tokens
+    stored_responses: Annotated[
+        int, typer.Option(help="Responses of one owner that can be continued.", rich_help_panel=_HTTP)
+    ] = HttpConfig.stored_responses
+    chat_matching: Annotated[
+        bool, typer.Option(help="Continue chats whose messages are resent.", rich_help_panel=_HTTP)
+    ] = HttpConfig.chat_matching
+    held_conversations: Annotated[
+        int, typer.Option(help="How many are held for that.", rich_help_panel=_HTTP)
+    ] = HttpConfig.held_conversations
+    chat_deprecation: Annotated[
+        bool, typer.Option(help="Say that chat completions are deprecated.", rich_help_panel=_HTTP)
+    ] = HttpConfig.chat_deprecation
+    chat_sunset: Annotated[
+        str, typer.Option(help="The day on which they end.", metavar="YYYY-MM-DD", rich_help_panel=_HTTP)
+    ] = HttpConfig.chat_sunset.isoformat()
     metrics_port: Annotated[
         int | None, typer.Option(help="Prometheus metrics over HTTP here.", rich_help_panel=_WATCH)
     ] = None
@@ -205,6 +267,46 @@ class ServeOptions:
             keepalive_timeout_s=self.keepalive_timeout_s,
             shutdown_grace_s=self.shutdown_grace_s,
         )
+
+    def admission_config(self) -> AdmissionConfig:
+        """How many requests generate at once. Raises ConfigError."""
+        return AdmissionConfig(
+            max_concurrent=self.max_concurrent,
+            policy=self.admission,
+            queue_max_wait_s=self.queue_max_wait_s,
+            queue_depth=self.queue_depth,
+        )
+
+    def http_config(self) -> HttpConfig | None:
+        """The HTTP server's settings; None when there is to be none. Raises ConfigError."""
+        if self.http == OFF:
+            return None
+        grpc = self.server_config()
+        return HttpConfig(
+            bind=self.http,
+            key_hashes=grpc.key_hashes,
+            tls=grpc.tls,
+            insecure=self.insecure,
+            max_body_bytes=self.max_body_bytes,
+            max_connections=self.max_connections,
+            receive_timeout_s=self.receive_timeout_s,
+            request_timeout_s=self.request_timeout_s,
+            cors_origins=tuple(self.cors_origin or ()),
+            default_max_tokens=self.default_max_tokens,
+            chat_deprecation=self.chat_deprecation,
+            chat_sunset=self._sunset(),
+            chat_matching=self.chat_matching,
+            held_conversations=self.held_conversations,
+            stored_responses=self.stored_responses,
+        )
+
+    def _sunset(self) -> date:
+        try:
+            return date.fromisoformat(self.chat_sunset)
+        except ValueError:
+            raise ConfigError(
+                f"chat_sunset must be a day like 2027-12-31, got {self.chat_sunset!r}"
+            ) from None
 
     def _keys(self) -> list[str]:
         given = list(self.api_key or ())

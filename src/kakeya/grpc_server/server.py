@@ -11,6 +11,7 @@ from kakeya.errors import ConfigError
 from kakeya.grpc_server.service import RuntimeService
 from kakeya.grpc_server.tls import server_credentials
 from kakeya.serving import lifecycle
+from kakeya.serving.commons import Commons
 from kakeya.serving.keys import KeyRing
 from kakeya.serving.workers import Workers
 from kakeya.wire import runtime_pb2, runtime_pb2_grpc
@@ -27,13 +28,15 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Server:
     """Use it from one event loop: `start`, `open` with a runtime, `drain`.
 
-    The health service says SERVING between `open` and `refuse` only.
+    The health service says SERVING between `open` and `refuse` only. It may share the `commons` with another
+    front end.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, commons: Commons | None = None) -> None:
         self._config = config
         self._workers = Workers()
-        self._service = RuntimeService(KeyRing(config.key_hashes), self._workers)
+        self._commons = commons or Commons()
+        self._service = RuntimeService(KeyRing(config.key_hashes), self._workers, self._commons)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
             options=_options(config), maximum_concurrent_rpcs=config.max_concurrent_rpcs
@@ -59,11 +62,13 @@ class Server:
 
     async def open(self, runtime: "Runtime") -> None:
         """Serve from now on."""
+        self._commons.admission.open(runtime.config.capacity)
         self._service.runtime = runtime
         await self._say(_SERVING)
 
     async def refuse(self) -> None:
-        """Say NOT_SERVING from now on."""
+        """Say NOT_SERVING from now on, also to who waits to be admitted."""
+        self._commons.admission.close()
         await self._health.enter_graceful_shutdown()
 
     def interrupt(self) -> None:

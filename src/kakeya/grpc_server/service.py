@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from kakeya.errors import ERROR_NAME_KEY, KakeyaError, Unavailable
 from kakeya.grpc_server import messages
 from kakeya.grpc_server.status import status_code, status_details
+from kakeya.serving.commons import Commons
 from kakeya.serving.keys import KeyRing
-from kakeya.serving.pace import Pace
 from kakeya.serving.reader import EventReader, EventSource
 from kakeya.serving.workers import Workers
 from kakeya.types import DoneEvent, Event, FailedEvent, StopReason
@@ -39,11 +39,11 @@ class Caller:
 class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
     """Answers UNAVAILABLE until `runtime` is set. Every call checks the key first."""
 
-    def __init__(self, keys: KeyRing, workers: Workers) -> None:
+    def __init__(self, keys: KeyRing, workers: Workers, commons: Commons) -> None:
         self.runtime: Runtime | None = None
         self._keys = keys
         self._workers = workers
-        self._pace = Pace()
+        self._admission, self._pace, self._room = commons.admission, commons.pace, commons.room
         self._streams: set[EventSource] = set()
         self._interrupted = False
         self._fork_lengths: dict[str, int] = {}
@@ -79,7 +79,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         """Writes each event as it comes. However the call ends, the engine's work ends with it."""
-        async with self._caller(context) as caller:
+        async with self._caller(context) as caller, self._admission.admit(caller.owner):
             begin = partial(
                 caller.runtime.generate,
                 request.session_id,
@@ -172,10 +172,11 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
     async def _new_session(self, caller: Caller, make: "partial[str]", request_id: str) -> str:
         """The new session's id. Nobody would ever use a session whose caller has gone, so it is closed,
         unless a request id lets the caller come back and ask for it."""
-        if request_id:
-            return await self._workers.call(make)
-        close = partial(caller.runtime.close_session, owner=caller.owner)
-        return await self._workers.call_or_undo(make, close)
+        take = partial(self._workers.call, make)
+        if not request_id:
+            close = partial(caller.runtime.close_session, owner=caller.owner)
+            take = partial(self._workers.call_or_undo, make, close)
+        return await self._room.until(caller.runtime, caller.owner, take)
 
     async def _length_at_fork(self, caller: Caller, session_id: str) -> int:
         """How long the new session was: a repeated request id is told the first answer again."""

@@ -79,8 +79,7 @@ async def serve(
     The first SIGTERM or SIGINT drains; the second ends the process at once. Raises what
     listening and loading raise.
     """
-    for front in fronts:
-        await front.start()
+    await _start(fronts)
     stop = _first_signal(asyncio.get_running_loop())
     loading = asyncio.create_task(asyncio.to_thread(load))
     await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -99,6 +98,16 @@ async def serve(
     log.info("signal %s: draining for at most %g s", (await stop).name, grace_s)
     finished = await drain(fronts, runtime, grace_s)
     log.info("drained" if finished else "drained; some generates were interrupted")
+
+
+async def _start(fronts: Sequence[FrontEnd]) -> None:
+    """Listen at all of them, or at none."""
+    for number, front in enumerate(fronts):
+        try:
+            await front.start()
+        except BaseException:
+            await drain(fronts[:number], None, 0)
+            raise
 
 
 def _first_signal(loop: asyncio.AbstractEventLoop) -> "asyncio.Future[signal.Signals]":

@@ -1,0 +1,93 @@
+"""What the console shows of the runtime: the caller's sessions, their turns and how much room is left."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import kakeya
+from kakeya.types import SessionInfo, TurnRecord
+
+if TYPE_CHECKING:
+    from kakeya.metrics import Metrics
+    from kakeya.runtime import Runtime
+
+# A person does not read more rows than this.
+MOST_ROWS = 100
+_PAGE_SIZE = 1000
+_SHOWN = (
+    "session_id",
+    "client_label",
+    "state",
+    "history_length",
+    "sink",
+    "window",
+    "kv_live_bytes",
+    "kv_capacity_bytes",
+    "dropped_token_count",
+    "idle_seconds",
+    "turns",
+    "generated_tokens",
+)
+
+
+def overview(runtime: "Runtime", metrics: "Metrics | None", owner: str) -> dict[str, Any]:
+    """The server's facts and the owner's sessions, oldest first: of many, those used most recently.
+
+    Asking does not refresh their idle clocks. Waits for the engine: call it on a worker.
+    """
+    sessions = list(_all_sessions(runtime, owner))
+    recent = {info.session_id for info in sorted(sessions, key=lambda info: info.idle_seconds)[:MOST_ROWS]}
+    return {
+        "facts": _facts(runtime, metrics),
+        "session_count": len(sessions),
+        "sessions": [_session(info) for info in sessions if info.session_id in recent],
+    }
+
+
+def turns(runtime: "Runtime", session_id: str, owner: str) -> dict[str, Any]:
+    """The newest turns of a session, oldest first. Raises SessionNotFound."""
+    info = runtime.info(session_id, owner=owner)
+    return {"session_id": session_id, "turns": list(_numbered(info))}
+
+
+def _all_sessions(runtime: "Runtime", owner: str) -> Iterator[SessionInfo]:
+    token = ""
+    while True:
+        page, token = runtime.list_sessions(owner=owner, page_size=_PAGE_SIZE, page_token=token)
+        yield from page
+        if not token:
+            return
+
+
+def _facts(runtime: "Runtime", metrics: "Metrics | None") -> dict[str, Any]:
+    facts = runtime.describe()
+    return {
+        "version": kakeya.__version__,
+        "model": facts.model,
+        "sink": facts.sink,
+        "window": facts.window,
+        "capacity": facts.capacity,
+        "free_slabs": runtime.free_slabs,
+        "session_bytes": facts.session_bytes,
+        "pool_bytes": facts.pool_bytes,
+        "generated_tokens": _generated_tokens(metrics),
+    }
+
+
+def _generated_tokens(metrics: "Metrics | None") -> float | None:
+    return None if metrics is None else metrics.registry.get_sample_value("kakeya_generation_tokens_total")
+
+
+def _session(info: SessionInfo) -> dict[str, Any]:
+    last = _turn(info.turns, info.recent_turns[-1]) if info.recent_turns else None
+    return {name: getattr(info, name) for name in _SHOWN} | {"last_turn": last}
+
+
+def _numbered(info: SessionInfo) -> Iterator[dict[str, Any]]:
+    first = info.turns - len(info.recent_turns) + 1
+    for number, turn in enumerate(info.recent_turns, first):
+        yield _turn(number, turn)
+
+
+def _turn(number: int, turn: TurnRecord) -> dict[str, Any]:
+    return {"number": number} | asdict(turn)

@@ -1,0 +1,63 @@
+"""Who may call: the key of a request, and pages in a browser that have no business here."""
+
+from urllib.parse import urlsplit
+
+from fastapi import Request
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kakeya.config import is_loopback
+from kakeya.http_server.errors import ApiError
+from kakeya.http_server.state import HttpState, state_of
+
+
+async def owner_of(request: Request) -> str:
+    """The caller's name. A FastAPI dependency; raises Unauthenticated for a missing or unknown key."""
+    return state_of(request).keys.owner_of(request.headers.items())
+
+
+class Doorkeeper:
+    """Turns callers away before their body is read: without a key where one is needed, or, where none is
+    needed, when they are sent by a foreign web page.
+
+    A server without keys trusts its own machine. A page from elsewhere that is open in a browser there can
+    send requests too, under its own origin, or under a name that it made point here.
+    """
+
+    def __init__(self, app: ASGIApp, state: HttpState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._check(scope["path"], Headers(scope=scope))
+        await self._app(scope, receive, send)
+
+    def _check(self, path: str, headers: Headers) -> None:
+        if path == "/v1" or path.startswith("/v1/"):
+            self._state.keys.owner_of(headers.items())
+        config = self._state.config
+        if config.key_hashes:
+            return
+        host = headers.get("host", "")
+        if is_loopback(config.host) and not _is_local_name(host):
+            raise _forbidden(
+                f"this server answers on its own machine only, not as {host!r}", "host_not_allowed"
+            )
+        origin = headers.get("origin")
+        if origin is not None and not self._is_allowed(origin, host):
+            raise _forbidden(f"pages from {origin!r} may not call this server", "origin_not_allowed")
+
+    def _is_allowed(self, origin: str, host: str) -> bool:
+        allowed = self._state.config.cors_origins
+        return "*" in allowed or origin in allowed or urlsplit(origin).netloc == host
+
+
+def _is_local_name(host: str) -> bool:
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+
+
+def _forbidden(message: str, code: str) -> ApiError:
+    return ApiError(403, message, code=code)

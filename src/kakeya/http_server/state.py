@@ -1,0 +1,82 @@
+"""What the routes of one HTTP server share."""
+
+import time
+from typing import TYPE_CHECKING
+
+from fastapi import Request
+
+from kakeya.config import HttpConfig
+from kakeya.errors import Unavailable
+from kakeya.http_server.threads import Threads
+from kakeya.serving.commons import Commons
+from kakeya.serving.keys import KeyRing
+from kakeya.serving.reader import EventSource
+from kakeya.serving.workers import Workers
+
+if TYPE_CHECKING:  # torch takes a second to import, and the server listens before that
+    from kakeya.http_server.chat import ChatService
+    from kakeya.http_server.responses_service import ResponsesService
+    from kakeya.metrics import Metrics
+    from kakeya.runtime import Runtime
+
+
+class HttpState:
+    """One per server, at `app.state.kakeya`. Used from one event loop.
+
+    `streams` holds every generate that runs, so that a shutdown can end it; after `interrupted` is set, a
+    generate that ends CANCELLED was ended by us, and its client is to be told Unavailable. Streams that
+    are sent as they come share the `pace`.
+    """
+
+    def __init__(
+        self,
+        config: HttpConfig,
+        keys: KeyRing,
+        workers: Workers,
+        commons: Commons,
+        metrics: "Metrics | None" = None,
+    ) -> None:
+        self.config = config
+        self.keys = keys
+        self.workers = workers
+        self.admission, self.pace, self.room = commons.admission, commons.pace, commons.room
+        self.metrics = metrics
+        self.threads = Threads(self)
+        self.runtime: Runtime | None = None
+        self.opened_at = 0
+        self.chat: ChatService | None = None
+        self.responses: ResponsesService | None = None
+        self.streams: set[EventSource] = set()
+        self.is_draining = False
+        self.interrupted = False
+
+    def open(self, runtime: "Runtime") -> None:
+        """Serve from now on."""
+        self.opened_at = int(time.time())
+        self.runtime = runtime
+
+    def loaded_runtime(self) -> "Runtime":
+        """The runtime, also while it drains. Raises Unavailable before it is loaded."""
+        if self.runtime is None:
+            raise Unavailable("the model is still loading")
+        return self.runtime
+
+    def ready_runtime(self) -> "Runtime":
+        """The runtime, for new work. Raises Unavailable before it is loaded and once the server drains."""
+        runtime = self.loaded_runtime()
+        if self.is_draining:
+            raise Unavailable("the server is shutting down and takes no new work")
+        return runtime
+
+    def interrupt(self) -> None:
+        """End every generate now; its client is told Unavailable."""
+        self.interrupted = True
+        for stream in tuple(self.streams):
+            stream.cancel()
+
+
+def state_of(request: Request) -> HttpState:
+    """The state of the server that got this request. A FastAPI dependency, too."""
+    state = request.app.state.kakeya
+    assert isinstance(state, HttpState)
+    return state

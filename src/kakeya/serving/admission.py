@@ -1,0 +1,162 @@
+"""Admission: how many requests generate at once, and what happens to the others. Both servers share one."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Self
+
+from kakeya.config import AdmissionConfig
+from kakeya.errors import ResourceExhausted, Unavailable
+from kakeya.types import AdmissionPolicy
+
+
+class Admission:
+    """Hands out places to generate in. Used from one event loop.
+
+    A free place of a full house goes to the waiting owner who holds the fewest, and among equals to who
+    came first. `count` is told why a request was refused; one that is let in is counted by the runtime.
+    """
+
+    def __init__(
+        self,
+        config: AdmissionConfig = AdmissionConfig(),  # noqa: B008 (frozen)
+        count: Callable[[str], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._count = count
+        self._held: Counter[str] = Counter()
+        self._queue: list[tuple[str, asyncio.Future[None]]] = []
+        self._is_closed = False
+        self._capacity = 1
+
+    @property
+    def places(self) -> int:
+        """How many requests generate at most at once."""
+        return self._config.max_concurrent or self._capacity
+
+    @property
+    def running(self) -> int:
+        """Places that are held."""
+        return self._held.total()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for one."""
+        return len(self._queue)
+
+    def admit(self, owner: str) -> "Place":
+        """A place for a request of `owner`, taken by `await` or by `async with`.
+
+        Taking it raises ResourceExhausted when there is none (and the queue is full, or it took too long)
+        and Unavailable once the server drains. Whoever is cancelled while waiting leaves the queue.
+        """
+        return Place(self, owner)
+
+    def open(self, capacity: int) -> None:
+        """The runtime has so many sessions: so many places there are, unless a number was set."""
+        self._capacity = capacity
+
+    def close(self) -> None:
+        """Let nobody in any more; who waits is told Unavailable. Held places stay held."""
+        self._is_closed = True
+        for _, turn in self._queue:
+            if not turn.done():
+                turn.set_exception(_draining())
+        self._queue.clear()
+
+    async def take(self, owner: str) -> None:
+        """Hold one more place for `owner`: see `admit`."""
+        if self._is_closed:
+            raise _draining()
+        # Nobody waits while a place is free, so that nobody is overtaken here.
+        if self.running < self.places:
+            self._held[owner] += 1
+            return
+        most = self.places
+        if self._config.policy is AdmissionPolicy.REJECT:
+            raise self._refusal("rejected", f"all {most} places for requests are taken")
+        if self.waiting >= self._config.queue_depth:
+            raise self._refusal("queue_full", f"all {most} places are taken and the queue is full")
+        await self._wait(owner)
+
+    def give_back(self, owner: str) -> None:
+        """One place of `owner` is free again; it goes to the next in the queue."""
+        assert self._held[owner] > 0, "a place is given back once"
+        self._held[owner] -= 1
+        if self._held[owner] == 0:
+            del self._held[owner]
+        if self._queue:
+            self._let_in(min(self._queue, key=lambda waiting: self._held[waiting[0]]))
+
+    async def _wait(self, owner: str) -> None:
+        """Until somebody holds a place for us."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (owner, turn)
+        self._queue.append(entry)
+        longest = self._config.queue_max_wait_s
+        try:
+            await asyncio.wait((turn,), timeout=longest or None)
+        except asyncio.CancelledError:
+            self._leave(entry)
+            raise
+        if not turn.done():
+            self._leave(entry)
+            raise self._refusal("timed_out", f"no place became free in {longest:g} s")
+        turn.result()
+
+    def _let_in(self, entry: "tuple[str, asyncio.Future[None]]") -> None:
+        owner, turn = entry
+        self._queue.remove(entry)
+        self._held[owner] += 1
+        turn.set_result(None)
+
+    def _leave(self, entry: "tuple[str, asyncio.Future[None]]") -> None:
+        """Out of the queue, or, where a place came at the same moment, out of that."""
+        owner, turn = entry
+        if entry in self._queue:
+            self._queue.remove(entry)
+        elif turn.exception() is None:
+            self.give_back(owner)
+
+    def _refusal(self, result: str, reason: str) -> ResourceExhausted:
+        if self._count is not None:
+            self._count(result)
+        return ResourceExhausted(f"{reason}: try again later")
+
+
+class Place:
+    """One request's right to generate. Give it back once, by `release` or by leaving the context."""
+
+    def __init__(self, admission: Admission, owner: str) -> None:
+        self._admission = admission
+        self._owner = owner
+        self._is_held = False
+
+    async def take(self) -> Self:
+        """Wait for the place, if need be; see `Admission.admit`."""
+        assert not self._is_held, "a place is taken once"
+        await self._admission.take(self._owner)
+        self._is_held = True
+        return self
+
+    def release(self) -> None:
+        """Give the place to the next. Does nothing the second time."""
+        if self._is_held:
+            self._is_held = False
+            self._admission.give_back(self._owner)
+
+    def __await__(self) -> Generator[object, None, Self]:
+        return self.take().__await__()
+
+    async def __aenter__(self) -> Self:
+        return self if self._is_held else await self.take()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _draining() -> Unavailable:
+    return Unavailable("the server is shutting down and takes no new work")

@@ -1,0 +1,254 @@
+"""Chat completions: the same tokens as the runtime, every setting honoured, streamed or whole."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kakeya.http_server import HttpServer
+from kakeya.runtime import Runtime
+from kakeya.text.turns import Turns
+from kakeya.types import SamplingParams
+from support.chatting import (
+    CHAT,
+    Talker,
+    assistant,
+    content_of,
+    decoded,
+    generated,
+    letter_bias,
+    logprobs_of,
+    spelt,
+    streamed_content,
+    user,
+)
+from support.http_serving import client_of
+
+HELLO = [user("Hello")]
+
+
+@pytest.fixture
+def talker(server: HttpServer, runtime: Runtime) -> Iterator[Talker]:
+    with client_of(server) as client:
+        yield Talker(client, runtime.describe().model)
+
+
+@pytest.mark.parametrize(
+    "fields, sampling",
+    [
+        ({"temperature": 0}, SamplingParams(logprobs=True, top_logprobs=2)),
+        (
+            {"seed": 11, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
+            SamplingParams(1.0, 40, 0.9, 0.01, seed=11, logprobs=True, top_logprobs=2),
+        ),
+        (
+            {
+                "seed": -1,
+                "temperature": 0.7,
+                "presence_penalty": 1.5,
+                "frequency_penalty": -0.5,
+                "repetition_penalty": 1.3,
+                "logit_bias": {"70": 5, "71": -100},
+            },
+            SamplingParams(
+                0.7,
+                repetition_penalty=1.3,
+                presence_penalty=1.5,
+                frequency_penalty=-0.5,
+                logit_bias={70: 5.0, 71: -100.0},
+                seed=2**64 - 1,
+                logprobs=True,
+                top_logprobs=2,
+            ),
+        ),
+    ],
+)
+def test_the_tokens_are_those_of_the_runtime(
+    talker: Talker, runtime: Runtime, fields: dict[str, Any], sampling: SamplingParams
+) -> None:
+    messages = [{"role": "system", "content": "Be kind."}, user("Hi"), assistant("Hello"), user("Bye")]
+    body = talker.chat(messages, max_tokens=25, logprobs=True, top_logprobs=2, **fields)
+    opening = Turns(runtime.tokenizer, [0]).opening_tokens(messages[:1])
+    assert opening > 2, "more than is pinned anyway"
+    events = generated(runtime, runtime.tokenizer.chat_ids(messages), 25, sampling, min(opening, 16))
+    ended = events[-1].token_id == 0
+    shown = events[:-1] if ended else events
+    assert [(each["bytes"], each["logprob"]) for each in logprobs_of(body)] == [
+        (spelt(runtime, event.token_id), event.logprob) for event in shown
+    ]
+    assert [
+        [(top["bytes"], top["logprob"]) for top in each["top_logprobs"]] for each in logprobs_of(body)
+    ] == [[(spelt(runtime, top.token_id), top.logprob) for top in event.top_logprobs] for event in shown]
+    assert content_of(body) == decoded(runtime, shown)
+    assert body["usage"]["completion_tokens"] == len(events)
+    assert body["choices"][0]["finish_reason"] == ("stop" if ended else "length")
+
+
+def test_a_completion_has_the_shape_clients_expect(talker: Talker, runtime: Runtime) -> None:
+    body = talker.chat(HELLO, max_tokens=3, logit_bias=letter_bias(runtime), user="somebody")
+    assert body["id"].startswith("chatcmpl-")
+    assert body["object"] == "chat.completion"
+    assert body["model"] == talker.model
+    assert body["system_fingerprint"] == runtime.fingerprint
+    [choice] = body["choices"]
+    assert choice["index"] == 0
+    assert choice["logprobs"] is None
+    assert choice["finish_reason"] == "length"
+    assert choice["message"] == {"role": "assistant", "content": content_of(body), "refusal": None}
+    prompt = len(runtime.tokenizer.chat_ids(HELLO))
+    assert body["usage"] == {
+        "prompt_tokens": prompt,
+        "completion_tokens": 3,
+        "total_tokens": prompt + 3,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "dropped_tokens": 0,
+    }
+
+
+def test_an_end_token_ends_an_answer_and_is_not_shown(talker: Talker, runtime: Runtime) -> None:
+    body = talker.chat(HELLO, logit_bias={"0": 100}, temperature=0, logprobs=True)
+    assert content_of(body) == ""
+    assert logprobs_of(body) == []
+    assert body["choices"][0]["finish_reason"] == "stop"
+    assert body["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_streamed_and_whole_are_the_same(talker: Talker, seed: int) -> None:
+    settings = {"seed": seed, "max_tokens": 40, "logprobs": True, "temperature": 2.0}
+    body = talker.chat(HELLO, **settings)
+    chunks = talker.stream(messages=HELLO, **settings, stream_options={"include_usage": True})
+    assert streamed_content(chunks) == content_of(body)
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
+    *said, usage = chunks
+    told = [chunk["choices"][0]["logprobs"] for chunk in said]
+    assert [each for part in told if part is not None for each in part["content"]] == logprobs_of(body)
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in said]
+    assert reasons == [None] * (len(said) - 1) + [body["choices"][0]["finish_reason"]]
+    assert (usage["choices"], usage["usage"]) == ([], body["usage"])
+    assert {chunk["usage"] for chunk in said} == {None}
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+def test_a_stream_tells_no_usage_that_nobody_asked_for(talker: Talker) -> None:
+    chunks = talker.stream(messages=HELLO, max_tokens=3)
+    assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
+
+
+def test_choices_differ_and_are_each_reproducible(talker: Talker, runtime: Runtime) -> None:
+    settings = {"seed": 5, "max_tokens": 12, "n": 3, "logit_bias": letter_bias(runtime), "temperature": 2}
+    settings["frequency_penalty"] = 2
+    body = talker.chat(HELLO, **settings)
+    said = [content_of(body, index) for index in range(3)]
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert len(set(said)) == 3
+    assert body["usage"]["completion_tokens"] == 36
+    assert body["usage"]["prompt_tokens"] == len(runtime.tokenizer.chat_ids(HELLO))
+    assert content_of(talker.chat(HELLO, **{**settings, "n": 1})) == said[0]
+    chunks = talker.stream(messages=HELLO, **settings, stream_options={"include_usage": True})
+    assert [streamed_content(chunks, index) for index in range(3)] == said
+    assert chunks[-1]["usage"]["completion_tokens"] == 36
+
+
+def test_without_a_seed_answers_differ(talker: Talker, runtime: Runtime) -> None:
+    said = {
+        content_of(talker.chat(HELLO, max_tokens=20, logit_bias=letter_bias(runtime), temperature=2.0))
+        for _ in range(3)
+    }
+    assert len(said) == 3
+
+
+def test_stop_strings_never_show(talker: Talker, runtime: Runtime) -> None:
+    settings = {"max_tokens": 30, "logit_bias": letter_bias(runtime), "seed": 2, "logprobs": True}
+    whole = content_of(talker.chat(HELLO, **settings))
+    for length in (1, 2, 5):
+        stop = whole[7 : 7 + length]
+        body = talker.chat(HELLO, **settings, stop=["nothing like it", stop])
+        shown = whole[: whole.index(stop)]
+        assert content_of(body) == shown
+        assert "".join(each["token"] for each in logprobs_of(body)) == shown
+        assert body["choices"][0]["finish_reason"] == "stop"
+        assert body["usage"]["completion_tokens"] == len(shown) + length
+        assert streamed_content(talker.stream(messages=HELLO, **settings, stop=stop)) == shown
+    unfinished = talker.chat(HELLO, **settings, stop=whole[-2:] + "never")
+    assert content_of(unfinished) == whole
+    assert len(logprobs_of(unfinished)) == 30
+
+
+def test_characters_of_several_tokens_come_whole(talker: Talker, runtime: Runtime) -> None:
+    # Only the bytes of é, one token each: what is said is é, and halves of it.
+    lead, trail = runtime.tokenizer.encode("é")
+    settings = {"max_tokens": 24, "logit_bias": {str(lead): 100, str(trail): 100}, "seed": 1}
+    body = talker.chat(HELLO, **settings, logprobs=True)
+    data = bytes(byte for each in logprobs_of(body) for byte in each["bytes"])
+    assert content_of(body) == data.decode(errors="replace")
+    assert "é" in content_of(body)
+    chunks = talker.stream(messages=HELLO, **settings)
+    assert streamed_content(chunks) == content_of(body)
+
+
+def test_text_parts_are_joined(talker: Talker, runtime: Runtime) -> None:
+    settings = {"max_tokens": 3, "temperature": 0, "logprobs": True}
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    assert (
+        talker.chat([user("Hello")], **settings)["choices"]
+        == (talker.chat([{"role": "user", "content": parts}], **settings)["choices"])
+    )
+
+
+def test_a_developer_is_the_system(talker: Talker) -> None:
+    settings = {"max_tokens": 3, "temperature": 0, "logprobs": True}
+    said = [
+        talker.chat([{"role": role, "content": "Be brief."}, *HELLO], **settings)["choices"]
+        for role in ("system", "developer")
+    ]
+    assert said[0] == said[1]
+
+
+def test_what_the_server_sent_may_come_back(talker: Talker) -> None:
+    message = talker.chat(HELLO, max_tokens=3)["choices"][0]["message"]
+    more = {"annotations": [], "audio": None, "function_call": None, "tool_calls": None}
+    assert talker.chat([*HELLO, {**message, **more}, user("More")], max_tokens=3)["choices"]
+
+
+def test_harmless_fields_change_nothing(talker: Talker) -> None:
+    plain = {"temperature": 0, "max_tokens": 5}
+    harmless = {
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "parallel_tool_calls": True,
+        "modalities": ["text"],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "safety_identifier": "x",
+        "prompt_cache_key": "y",
+        "n": None,
+        "stop": None,
+        "logit_bias": None,
+        "functions": None,
+        "audio": None,
+        "stream": False,
+    }
+    assert content_of(talker.chat(HELLO, **plain, **harmless)) == content_of(talker.chat(HELLO, **plain))
+
+
+def test_the_newer_name_of_max_tokens_counts_as_well(talker: Talker, runtime: Runtime) -> None:
+    for fields in (
+        {"max_tokens": 4},
+        {"max_completion_tokens": 4},
+        {"max_tokens": 4, "max_completion_tokens": 4},
+    ):
+        body = talker.chat(HELLO, logit_bias=letter_bias(runtime), **fields)
+        assert body["usage"]["completion_tokens"] == 4
+
+
+def test_the_route_says_that_it_will_end(talker: Talker) -> None:
+    with talker.client.stream(
+        "POST", CHAT, json={"model": talker.model, "messages": HELLO, "max_tokens": 1, "stream": True}
+    ) as answer:
+        assert answer.headers["deprecation"] == "true"
+        assert json.loads(next(answer.iter_lines()).removeprefix("data: "))["choices"]

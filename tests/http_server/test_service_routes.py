@@ -1,0 +1,171 @@
+"""Routes about the server: alive, ready, models, metrics, the API's description."""
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import httpx
+import pytest
+
+from kakeya.http_server import HttpServer
+from kakeya.http_server.openapi_page import page
+from kakeya.runtime import Runtime
+from kakeya.serving.keys import hash_key
+from support.http_serving import ANY_PORT, client_of, eventually, start
+from support.serving import on_loop
+
+
+def test_alive_and_ready_are_two_things() -> None:
+    server = start()
+    try:
+        with client_of(server) as client:
+            assert client.get("/healthz").json() == {"status": "alive"}
+            loading = client.get("/readyz")
+            assert (loading.status_code, loading.headers["retry-after"]) == (503, "1")
+            assert "still loading" in loading.json()["error"]["message"]
+            assert client.get("/metrics").status_code == 404
+            on_loop(server.refuse())
+            assert client.get("/healthz").status_code == 200
+    finally:
+        on_loop(server.drain(0))
+
+
+def test_ready_until_it_drains(live: tuple[HttpServer, Runtime], client: httpx.Client) -> None:
+    server, _ = live
+    assert client.get("/readyz").json() == {"status": "ready"}
+    assert client.head("/readyz").status_code == client.head("/healthz").status_code == 200
+    server.state.is_draining = True
+    try:
+        draining = client.get("/readyz")
+        assert draining.status_code == 503
+        assert "shutting down" in draining.json()["error"]["message"]
+        assert client.get("/v1/models").status_code == 200
+    finally:
+        server.state.is_draining = False
+
+
+def test_models(client: httpx.Client, runtime: Runtime) -> None:
+    facts = runtime.describe()
+    listed = client.get("/v1/models").json()
+    (model,) = listed["data"]
+    assert listed["object"] == "list"
+    assert (model["id"], model["object"], model["owned_by"]) == (facts.model, "model", "kakeya")
+    assert (model["sink"], model["window"], model["context_length"], model["capacity"]) == (2, 30, 32, 4)
+    assert model["created"] > 1_700_000_000
+    assert client.get(f"/v1/models/{model['id']}").json() == model
+    unknown = client.get("/v1/models/some/other")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+    assert unknown.json()["error"]["param"] == "model"
+
+
+def test_metrics_are_those_of_the_runtime(client: httpx.Client, runtime: Runtime) -> None:
+    session_id = runtime.create_session(eos_token_ids=())
+    runtime.append(session_id, [5, 6, 7])
+    list(runtime.generate(session_id, 5))
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert "kakeya_generation_tokens_total 5.0" in answer.text
+    eventually(lambda: 'kakeya_sessions{state="idle"} 1.0' in client.get("/metrics").text)
+    runtime.close_session(session_id)
+
+
+# The description.
+
+
+class Links(HTMLParser):
+    """Collects what a page has: ids, links, and tags that could load or run something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.targets: set[str] = set()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.ids |= {value for name, value in attrs if name == "id" and value}
+        self.targets |= {value for name, value in attrs if name == "href" and value}
+
+
+def test_the_description_says_what_is_answered(client: httpx.Client) -> None:
+    described = client.get("/openapi.json").json()
+    assert described["openapi"].startswith("3.")
+    assert {"/healthz", "/readyz", "/metrics", "/v1/models", "/v1/models/{model}"} <= set(described["paths"])
+    assert "securitySchemes" not in described["components"]
+    for operations in described["paths"].values():
+        for operation in operations.values():
+            assert "422" not in operation["responses"]
+            assert operation["responses"]["default"]["content"]["application/json"]["schema"] == {
+                "$ref": "#/components/schemas/Error"
+            }
+    assert not [name for name in described["components"]["schemas"] if "__" in name]
+    references = set(re.findall(r"#/components/schemas/([^\"]+)", client.get("/openapi.json").text))
+    assert references <= set(described["components"]["schemas"])
+
+
+def test_the_description_asks_for_a_key_where_one_is_needed() -> None:
+    server = start(replace(ANY_PORT, key_hashes=(hash_key("some-key"),)))
+    try:
+        with client_of(server) as client:
+            described = client.get("/openapi.json").json()
+    finally:
+        on_loop(server.drain(0))
+    assert described["components"]["securitySchemes"]["key"] == {"type": "http", "scheme": "bearer"}
+    assert described["paths"]["/v1/models"]["get"]["security"] == [{"key": []}]
+    assert "security" not in described["paths"]["/healthz"]["get"]
+
+
+def test_the_page_has_everything_and_can_load_nothing(client: httpx.Client) -> None:
+    answer = client.get("/docs")
+    links = Links()
+    links.feed(answer.text)
+    described = client.get("/openapi.json").json()
+    for path in described["paths"]:
+        assert f">{path}</code>" in answer.text
+    assert set(described["components"]["schemas"]) == links.ids
+    assert {target.removeprefix("#") for target in links.targets} - {"/openapi.json"} <= links.ids
+    assert links.tags.isdisjoint({"script", "link", "img", "iframe", "object", "form"})
+    assert "style" not in links.attributes
+    policy = answer.headers["content-security-policy"]
+    style = re.search(r"<style>(.*?)</style>", answer.text, re.DOTALL)
+    assert style is not None
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}';")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+EVIL = "<script>alert(1)</script>"
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": EVIL}, {"const": EVIL}, {"$ref": EVIL}, {"enum": [EVIL, 1]}, True, {}]
+)
+def test_nothing_on_the_page_can_become_markup(schema: object) -> None:
+    field = {"anyOf": [schema, {"type": "array", "items": schema}], "description": EVIL, "default": EVIL}
+    operation = {
+        "summary": EVIL,
+        "description": f"{EVIL}\n\nmore",
+        "deprecated": True,
+        "tags": [EVIL],
+        "parameters": [{"name": EVIL, "in": EVIL, "required": True, "schema": field}],
+        "requestBody": {"content": {EVIL: {"schema": schema}}},
+        "responses": {EVIL: {"description": EVIL, "content": {EVIL: {"schema": schema}}}},
+    }
+    described = {
+        "info": {"title": EVIL, "version": EVIL, "summary": EVIL},
+        "paths": {EVIL: {"get": operation, "put": {"responses": {}}}},
+        "components": {
+            "schemas": {
+                EVIL: {"description": EVIL, "properties": {EVIL: field}, "required": [EVIL]},
+                "Plain": {"type": "string"},
+            }
+        },
+    }
+    html = page(described)
+    assert EVIL not in html
+    assert "required; default" in html
+    assert 'class="gone"' in html
