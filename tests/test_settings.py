@@ -50,7 +50,7 @@ def test_slots_are_sink_window_and_spare() -> None:
         ("top_k", [-1, 2**40]),
         ("top_p", [0, -0.1, 1.1, math.nan]),
         ("min_p", [-0.1, 1.1, math.nan]),
-        ("repetition_penalty", [0, -1, math.nan, math.inf]),
+        ("repetition_penalty", [0, 5e-324, -1, math.nan, math.inf]),
         ("presence_penalty", [math.nan, 1000]),
         ("frequency_penalty", [math.nan, -1000]),
         ("seed", [-1, 2**64]),

@@ -72,7 +72,7 @@ def test_an_unknown_verb_is_wrong_usage(run: Run) -> None:
         ("--top-p", "0", "top_p must be in (0.0"),
         ("--top-k", "-3", "top_k must be in [0"),
         ("--min-p", "2", "min_p must be in [0.0"),
-        ("--repetition-penalty", "0", "repetition_penalty must be in (0.0"),
+        ("--repetition-penalty", "0", "repetition_penalty must be in [0.01"),
         ("--seed", "-1", "seed must be in [0"),
         ("--max-tokens", "0", "max-tokens must be at least 1"),
     ],

@@ -130,7 +130,7 @@ class SamplingFields(Strict):
     seed: Annotated[int | None, Field(ge=-(2**63), lt=_SEEDS)] = None
     top_k: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
     min_p: Annotated[FiniteFloat | None, Field(ge=0, le=1)] = None
-    repetition_penalty: Annotated[FiniteFloat | None, Field(gt=0, le=100)] = None
+    repetition_penalty: Annotated[FiniteFloat | None, Field(ge=0.01, le=100)] = None
 
     def choices(self, count: int, *, logprobs: bool, top_logprobs: int) -> list[SamplingParams]:
         """How each of `count` choices is sampled. The first has the seed that was given."""
