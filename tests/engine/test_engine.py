@@ -25,7 +25,7 @@ from kakeya.errors import (
     Unavailable,
 )
 from kakeya.models.decoder import Decoder
-from kakeya.types import DoneEvent, Event, SamplingParams, StopReason, TokenEvent, TruncatedEvent
+from kakeya.types import DoneEvent, Event, FailedEvent, SamplingParams, StopReason, TokenEvent, TruncatedEvent
 from support import tiny
 from support.oracle import Oracle
 from support.turns import GREEDY, done_of, say, tokens_of
@@ -532,10 +532,13 @@ def test_shutting_down_cancels_and_then_refuses(make_engine: MakeEngine) -> None
 def test_a_dying_engine_thread_leaves_nobody_waiting(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine()
+    """Neither the reader nor who keeps count of what runs."""
+    engine, heard = make_engine(), []
+    follower = Follower()
+    monkeypatch.setattr(follower, "ended", lambda request: heard.append(request.terminal))
     sequence = engine.open("someone", [])
     engine.append(sequence, PROMPT)
-    stream = engine.generate(sequence, 1000, GREEDY)
+    stream = engine.generate(sequence, 1000, GREEDY, follower)
     stream.next_event(10)
 
     def bug(*args: object) -> None:
@@ -547,6 +550,7 @@ def test_a_dying_engine_thread_leaves_nobody_waiting(
     with pytest.raises(Unavailable):
         engine.append(sequence, [3])
     assert engine.drain(10)
+    assert [type(end) for end in heard] == [FailedEvent]
 
 
 # Drafts.

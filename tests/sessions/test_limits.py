@@ -110,8 +110,12 @@ def test_tokens_grow_back_with_time(clock: Clock) -> None:
     clock.now += 10
     with limits.appending("me", 10):
         pass
-    with pytest.raises(ResourceExhausted, match="5 more can be had in 5.0 s"), limits.appending("me", 5):
+    with (
+        pytest.raises(ResourceExhausted, match="5 more can be had in 5.0 s") as refusal,
+        limits.appending("me", 5),
+    ):
         pass
+    assert refusal.value.retry_after == pytest.approx(5.0)
     clock.now += 3600
     with limits.appending("me", 60):
         pass

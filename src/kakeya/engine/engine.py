@@ -38,7 +38,7 @@ from kakeya.errors import (
     StepFailed,
     Unavailable,
 )
-from kakeya.types import FailedEvent, SamplingParams, StopReason
+from kakeya.types import SamplingParams, StopReason
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -155,8 +155,8 @@ class Engine:
                 self._loop()
         except Exception as error:
             log.critical("the engine thread died", exc_info=error)
-            for sequence in self._scheduler.active:
-                request_of(sequence).stream.cut(lambda taken: FailedEvent(Unavailable("the engine died")))
+            for sequence in list(self._scheduler.active):
+                self._give_up(sequence, Unavailable("the engine died"))
         finally:
             self._draining = True
             self._inbox.close()
@@ -379,15 +379,19 @@ class Engine:
         request.stream.cut(lambda taken: request.failed(failure))
         self._take_back(sequence)
 
+    def _give_up(self, sequence: Sequence, error: Exception) -> None:
+        """End a request by an error, whatever state its sequence is in."""
+        request = request_of(sequence)
+        request.stream.cut(lambda taken: request.failed(error))
+        self._release(sequence)
+
     def _fail_sequence(self, sequence: Sequence, error: InvariantViolation) -> None:
         """The bookkeeping of this sequence is broken: fail it for good and free its slab."""
         log.error("a session failed", exc_info=error)
         sequence.fail(error)
         self._observer.invariant_violated(error.invariant)
-        request = sequence.request
-        if request is not None:
-            request.stream.cut(lambda taken: request.failed(error))
-            self._release(sequence)
+        if sequence.request is not None:
+            self._give_up(sequence, error)
         self._backend.pool.release(sequence.slab)
 
     def _refuse_when_draining(self) -> None:

@@ -110,7 +110,9 @@ class Limits:
             )
         missing = tokens - self._usage(owner).tokens_left
         if missing > 0:
+            seconds = missing * 60 / per_minute
             raise ResourceExhausted(
                 f"the tokens_per_minute quota of {per_minute} is used up: "
-                f"{tokens} more can be had in {missing * 60 / per_minute:.1f} s"
+                f"{tokens} more can be had in {seconds:.1f} s",
+                retry_after=seconds,
             )
