@@ -9,7 +9,7 @@ from openai.types.conversations import Conversation, ConversationItem
 from pydantic import TypeAdapter
 
 from kakeya.config import HttpConfig
-from kakeya.http_server.responses_schema import ResponseRequest
+from kakeya.http_server.responses.schema import ResponseRequest
 from support.responding import OWNER, Responding, cached, history, responding, text_of
 from support.served import write_chat_model
 from support.serving import on_loop

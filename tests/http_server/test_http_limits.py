@@ -10,7 +10,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from kakeya.config import HttpConfig
+from kakeya.config import AdmissionConfig, HttpConfig
 from kakeya.http_server import HttpServer, app
 from support import odd_routes
 from support.http_serving import ANY_PORT, client_of, connection_to, eventually, raw, start
@@ -26,7 +26,7 @@ def small(request: pytest.FixtureRequest) -> Iterator[HttpServer]:
     config: HttpConfig = replace(SMALL, **request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app, "_ROUTERS", (*app._ROUTERS, odd_routes.router))
-        server = start(config)
+        server = start(config, AdmissionConfig(max_concurrent=256))
     yield server
     on_loop(server.drain(0))
 

@@ -11,8 +11,8 @@ import pytest
 
 from kakeya.errors import InvariantViolation, ResourceExhausted, SessionNotFound
 from kakeya.http_server.prompting import Message
-from kakeya.http_server.responses_branches import Branches
-from kakeya.http_server.responses_store import Record, ResponseStore
+from kakeya.http_server.responses.branches import Branches
+from kakeya.http_server.responses.store import Record, ResponseStore
 from kakeya.http_server.threads import Thread
 from kakeya.serving.room import MakeRoom
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kakeya.http_server.generation import Piece, TextToken
-from kakeya.http_server.responses_output import OutputWriter
+from kakeya.http_server.responses.output import OutputWriter
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 

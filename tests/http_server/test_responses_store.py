@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kakeya.http_server.prompting import Message
-from kakeya.http_server.responses_store import Conversation, Record, ResponseStore
+from kakeya.http_server.responses.store import Conversation, Record, ResponseStore
 from kakeya.http_server.threads import Thread
 
 

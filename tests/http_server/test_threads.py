@@ -18,9 +18,9 @@ from kakeya.errors import (
     StepFailed,
     Unavailable,
 )
-from kakeya.http_server.completion_choice import CompletionPrompt
+from kakeya.http_server.chat.held import HeldConversations
+from kakeya.http_server.completions.choice import CompletionPrompt
 from kakeya.http_server.generation import Answer, Piece
-from kakeya.http_server.held import HeldConversations
 from kakeya.http_server.prompting import Message
 from kakeya.http_server.state import HttpState
 from kakeya.http_server.threads import Thread

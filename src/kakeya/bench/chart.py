@@ -51,15 +51,16 @@ def round_up(value: float) -> float:
 
 def line_chart(chart: Chart) -> str:
     """One line per series, with a dot at every measurement."""
-    return _frame(chart, _lines)
+    return frame(chart, _lines)
 
 
 def bar_chart(chart: Chart) -> str:
     """Bars side by side, one colour per series."""
-    return _frame(chart, _bars)
+    return frame(chart, _bars)
 
 
-def _frame(chart: Chart, draw: Callable[[Chart], list[str]]) -> str:
+def frame(chart: Chart, draw: Callable[[Chart], list[str]]) -> str:
+    """The axes, the grid and the legend of a chart around what `draw` makes of its values."""
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.title)}">',
         *_grid(chart),

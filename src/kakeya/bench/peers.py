@@ -117,7 +117,7 @@ class PeerProcess:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise PeerFailed(f"llama.cpp ended unexpectedly: {self._last_words()}")
+            raise PeerFailed(f"{self.name} ended unexpectedly: {self._last_words()}")
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
             raise PeerFailed(reply["error"])

@@ -37,3 +37,22 @@ def ratio(numerator: float | None, denominator: float | None) -> float | None:
 
 def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
     return ratio(Samples(tuple(ours)).median, Samples(tuple(theirs)).median)
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """The value that `percent` per cent do not exceed, interpolated linearly; None without values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float | None:
+    """How fast y grows with x, by least squares; None for fewer than two different x."""
+    if len({x for x, _ in points}) < 2:
+        return None
+    line = statistics.linear_regression([x for x, _ in points], [y for _, y in points])
+    return line.slope

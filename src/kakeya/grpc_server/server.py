@@ -99,8 +99,17 @@ class Server:
             raise ConfigError(f"cannot listen on {self.address}: {error}") from error
 
 
+# gRPC cancels calls at random when more than a thousand wait to be picked up, and any that waits for half a
+# minute. Refusing is our business, and says why: see `max_concurrent_rpcs`.
+_MAX_PENDING = 1_000_000
+_MAX_PENDING_S = 3600
+
+
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
     return [
+        ("grpc.server.max_pending_requests", _MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
+        ("grpc.server_max_unrequested_time_in_server", _MAX_PENDING_S),
         # Two servers on one port would share its connections without a word.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", config.max_message_bytes),

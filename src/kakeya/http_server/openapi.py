@@ -51,10 +51,16 @@ def _with_short_names(described: dict[str, Any]) -> dict[str, Any]:
     """Two models of one name are told apart by the room they are from, not by where the file lies."""
     text = json.dumps(described)
     for name in described.get("components", {}).get("schemas", {}):
-        *_, module, model = name.split("__") if name.startswith(_OUR_MODELS) else ("", name)
-        room = module.removesuffix("schema").removesuffix("_").title()
-        text = text.replace(f'"{name}"', f'"{room}{model}"').replace(f'/{name}"', f'/{room}{model}"')
+        folder, model = _folder_and_model(name)
+        short = folder.title() + model
+        text = text.replace(f'"{name}"', f'"{short}"').replace(f'/{name}"', f'/{short}"')
     return dict(json.loads(text))
+
+
+def _folder_and_model(name: str) -> tuple[str, str]:
+    """Of a name that FastAPI made long, kakeya__http_server__FOLDER__schema__MODEL; others have no folder."""
+    *path, model = name.split("__") if name.startswith(_OUR_MODELS) else (name,)
+    return (path[2] if len(path) > 3 else ""), model
 
 
 def _operation(path: str, operation: dict[str, Any], needs_key: bool) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from fastapi import FastAPI
 from kakeya.config import HttpConfig
 from kakeya.errors import ConfigError
 from kakeya.http_server.app import create_app
-from kakeya.http_server.chat import ChatService
+from kakeya.http_server.chat.routes import ChatService
 from kakeya.http_server.protocol import BoundedProtocol, ProtocolConfig
-from kakeya.http_server.responses_service import ResponsesService
+from kakeya.http_server.responses.service import ResponsesService
 from kakeya.http_server.state import HttpState
 from kakeya.serving import lifecycle
 from kakeya.serving.admission import Admission

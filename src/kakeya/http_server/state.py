@@ -14,8 +14,8 @@ from kakeya.serving.reader import EventSource
 from kakeya.serving.workers import Workers
 
 if TYPE_CHECKING:  # torch takes a second to import, and the server listens before that
-    from kakeya.http_server.chat import ChatService
-    from kakeya.http_server.responses_service import ResponsesService
+    from kakeya.http_server.chat.routes import ChatService
+    from kakeya.http_server.responses.service import ResponsesService
     from kakeya.metrics import Metrics
     from kakeya.runtime import Runtime
 

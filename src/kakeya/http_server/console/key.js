@@ -33,6 +33,7 @@ export class KeyPrompt {
    * @param {string} refused the key that the server did not take, if there was one
    */
   ask(refused) {
+    if (refused && refused === this.value) sessionStorage.removeItem(STORED);
     this.#showButton(true);
     if (this.#declined) return Promise.reject(needed());
     if (!this.#asking) {

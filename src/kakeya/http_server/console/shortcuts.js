@@ -15,7 +15,7 @@ export function listen(chat, actions) {
     if (document.querySelector('dialog[open]')) return;
     if (event.key === 'Escape' && chat.isWriting) {
       event.preventDefault();
-      
+      chat.stop();
       return;
     }
     // By its place on the keyboard: with Alt held, some layouts give another letter.

@@ -37,6 +37,7 @@ export class SessionTable {
     }
     const shown = [...hub.sessions].sort((a, b) => Number(hub.isPast(a)) - Number(hub.isPast(b)));
     shown.forEach((session, place) => this.#row(session, place).show(session, hub));
+    byId('sessions-table').hidden = hub.sessions.length === 0;
     byId('sessions-empty').hidden = hub.sessions.length > 0;
     setText(byId('sessions-now'), totals(hub));
   }

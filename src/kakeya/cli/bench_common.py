@@ -1,0 +1,142 @@
+"""What the verbs of `kakeya bench` share: options, progress, and how a report is concluded."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table as RichTable
+
+from kakeya.bench.gates import Gate
+from kakeya.bench.page import Table
+from kakeya.bench.report import Report, write_report
+from kakeya.cli import options
+from kakeya.cli.console import FetchBar, Screen
+from kakeya.config import DEFAULT_MODEL, CacheConfig, EngineConfig
+
+Repeats = Annotated[int, typer.Option(help="Repetitions of every measurement; medians are reported.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A few seconds of the same work, to see that it runs.")]
+Output = Annotated[Path, typer.Option(help="The report; its HTML page is written beside it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the report itself on stdout.")]
+
+PIPE_WIDTH = 160
+_STYLES = {True: "green", False: "bold red", None: "dim"}
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The model and the engine of a server that a verb starts: one field per flag."""
+
+    model: options.Model = DEFAULT_MODEL
+    sink: options.Sink = CacheConfig.sink
+    window: options.Window = CacheConfig.window
+    dtype: options.Dtype = EngineConfig.dtype
+    weights: options.Weights = EngineConfig.weights
+    numerics: options.NumericMode = EngineConfig.numerics
+    kernels: options.Kernels = EngineConfig.kernels
+    threads: options.Threads = None
+
+    def engine_config(self, capacity: int) -> EngineConfig:
+        """The engine's settings. Raises ConfigError naming the option that cannot be."""
+        return options.engine_config(
+            sink=self.sink,
+            window=self.window,
+            dtype=self.dtype,
+            weights=self.weights,
+            numerics=self.numerics,
+            kernels=self.kernels,
+            threads=self.threads,
+            capacity=capacity,
+        )
+
+
+def fetch(screen: Screen, model: str) -> None:
+    """Have the model before the clock starts. Raises what resolving raises."""
+    from kakeya.models.catalogue import resolve
+
+    with FetchBar(screen) as progress:
+        resolve(model, progress)
+
+
+@contextmanager
+def counted_progress(screen: Screen, pieces_of_work: int) -> Iterator[Callable[[str], None]]:
+    """A bar over known pieces of work; call with each piece as it begins."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(
+        *columns, console=screen.err, transient=True, disable=not screen.err.is_terminal
+    ) as progress:
+        task = progress.add_task("", total=pieces_of_work, completed=-1)
+        yield lambda work: progress.update(task, advance=1, description=work)
+
+
+@contextmanager
+def timed_progress(screen: Screen) -> Iterator[Callable[[float, str], None]]:
+    """A bar with the time left; call with the share of the run that is done and what is going on."""
+    columns = (
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(
+        *columns, console=screen.err, transient=True, disable=not screen.err.is_terminal
+    ) as progress:
+        task = progress.add_task("", total=1.0)
+        yield lambda done, work: progress.update(task, completed=done, description=work)
+
+
+def write(output: Path, report: Report, page: Callable[[Report], str]) -> Path:
+    """The report and its page; where the page is."""
+    return write_report(output, report, page(report))
+
+
+def conclude(
+    screen: Screen,
+    output: Path,
+    report: Report,
+    page: Callable[[Report], str],
+    tables: Sequence[Table],
+    *,
+    as_json: bool,
+) -> None:
+    """Write the report, show it, and exit with the verdict of its gates."""
+    page_path = write(output, report, page)
+    if as_json:
+        screen.line(report.to_json().rstrip())
+    else:
+        # A pipe has no width of its own; lines broken at 80 columns would be no use to anyone.
+        if not screen.out.is_terminal:
+            screen.out.width = PIPE_WIDTH
+        screen.out.print(*map(_rich, tables), _rich_gates(report.gates), sep="")
+    screen.notice(f"report: {output}, page: {page_path}")
+    raise typer.Exit(report.exit_status)
+
+
+def _rich(table: Table) -> RichTable:
+    shown = RichTable(title=table.title, title_justify="left", box=SIMPLE)
+    for place, column in enumerate(table.columns):
+        shown.add_column(column, justify="left" if place < table.labels else "right")
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown
+
+
+def _rich_gates(gates: Sequence[Gate]) -> RichTable:
+    shown = RichTable("gate", "verdict", "why", title="Gates", title_justify="left", box=SIMPLE)
+    for gate in gates:
+        shown.add_row(gate.name, gate.verdict, gate.reason, style=_STYLES[gate.passed])
+    return shown

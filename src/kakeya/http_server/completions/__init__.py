@@ -1,0 +1,1 @@
+"""Plain completions: text and tokens continued, and scored."""

@@ -1,0 +1,1 @@
+"""Responses and conversations: sessions by name, chained, branched and rebuilt."""

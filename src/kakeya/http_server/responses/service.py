@@ -1,0 +1,140 @@
+"""Responses and conversations of one server: what is stored, and what can be done with it."""
+
+import time
+from collections.abc import Sequence
+
+from kakeya.errors import SessionBusy
+from kakeya.http_server.errors import ApiError
+from kakeya.http_server.responses.branches import Branches
+from kakeya.http_server.responses.items import listed, messages_of, new_id
+from kakeya.http_server.responses.plan import plan
+from kakeya.http_server.responses.run import Run
+from kakeya.http_server.responses.schema import InputItem, ResponseRequest
+from kakeya.http_server.responses.store import Conversation, Record, ResponseStore
+from kakeya.http_server.state import HttpState
+
+
+class ResponsesService:
+    """Makes, keeps and forgets responses, per owner. Used from one event loop; the runtime must be loaded."""
+
+    def __init__(self, state: HttpState) -> None:
+        self._state = state
+        runtime = state.loaded_runtime()
+        self._store = ResponseStore(
+            state.config.stored_responses, runtime.settings.session_idle_ttl_s, self._forget
+        )
+        self._branches = Branches(runtime, state.threads, self._store)
+
+    def begin(self, owner: str, request: ResponseRequest) -> Run:
+        """A response to make. Nothing is done yet, but its conversation is claimed until it is closed.
+
+        Raises ApiError for what is unknown or does not fit together, SessionBusy for a conversation that is
+        being answered.
+        """
+        runtime = self._state.ready_runtime()
+        conversation = None
+        base = None
+        if request.conversation is not None:
+            conversation = self.conversation(owner, request.conversation.id, param="conversation")
+            _check_rests(conversation)
+            base = conversation.head
+        elif request.previous_response_id is not None:
+            base = self.response(owner, request.previous_response_id, param="previous_response_id")
+        planned = plan(request, base, conversation, runtime)
+        for used in (base, conversation):
+            if used is not None:
+                self._store.use(used)
+        return Run(self._state, self._store, self._branches, owner, planned)
+
+    def response(self, owner: str, response_id: str, *, param: str = "response_id") -> Record:
+        """A stored response. Raises ApiError when it is unknown, forgotten or somebody else's."""
+        record = self._store.record(owner, response_id)
+        if record is None:
+            code = "previous_response_not_found" if param == "previous_response_id" else "response_not_found"
+            raise ApiError(404, f"there is no response {response_id!r}", param=param, code=code)
+        return record
+
+    async def delete_response(self, owner: str, response_id: str) -> None:
+        """Forget a response and free its session, unless a conversation stands there."""
+        self._store.remove(self.response(owner, response_id))
+        await self._branches.settle()
+
+    def conversation(
+        self, owner: str, conversation_id: str, *, param: str = "conversation_id"
+    ) -> Conversation:
+        """A conversation. Raises ApiError when it is unknown, forgotten or somebody else's."""
+        found = self._store.conversation(owner, conversation_id)
+        if found is None:
+            raise ApiError(
+                404,
+                f"there is no conversation {conversation_id!r}",
+                param=param,
+                code="conversation_not_found",
+            )
+        return found
+
+    def conversations(self, owner: str) -> list[Conversation]:
+        """The owner's, newest first."""
+        return self._store.conversations(owner)
+
+    def new_conversation(
+        self, owner: str, items: Sequence[InputItem], metadata: dict[str, str]
+    ) -> Conversation:
+        """A conversation that begins with these items. It takes no session before its first response."""
+        conversation = Conversation(
+            id=new_id("conv"),
+            owner=owner,
+            tree=self._store.new_tree(),
+            created_at=int(time.time()),
+            metadata=metadata,
+            items=listed(items),
+            messages=messages_of(items, param="items"),
+        )
+        self._store.add_conversation(conversation)
+        return conversation
+
+    def fork(
+        self, conversation: Conversation, response_id: str | None, metadata: dict[str, str] | None
+    ) -> Conversation:
+        """A new conversation that stands where this one does, or stood after an earlier response.
+
+        It takes no session before its first response. Raises ApiError when the response is not in it.
+        """
+        at = conversation.head
+        if response_id is not None:
+            chain = [] if at is None else at.chain()
+            at = next((record for record in chain if record.id == response_id), None)
+            if at is None:
+                raise ApiError(
+                    404,
+                    f"there is no response {response_id!r} in this conversation",
+                    param="response_id",
+                    code="response_not_found",
+                )
+        forked = Conversation(
+            id=new_id("conv"),
+            owner=conversation.owner,
+            tree=conversation.tree,
+            created_at=int(time.time()),
+            metadata=dict(conversation.metadata) if metadata is None else metadata,
+            items=conversation.items,
+            messages=conversation.messages,
+        )
+        forked.move_to(at)
+        self._store.add_conversation(forked)
+        self._store.use(forked)
+        return forked
+
+    async def delete_conversation(self, conversation: Conversation) -> None:
+        """Forget a conversation, the responses made in it, and their sessions. Raises SessionBusy."""
+        _check_rests(conversation)
+        self._store.remove_conversation(conversation)
+        await self._branches.settle()
+
+    def _forget(self, record: Record) -> None:
+        self._branches.forget(record)
+
+
+def _check_rests(conversation: Conversation) -> None:
+    if conversation.is_busy:
+        raise SessionBusy(f"conversation {conversation.id!r} is being answered; wait until it has been")

@@ -1,0 +1,323 @@
+"""What was answered, and what it takes to go on from there: responses, their branches, conversations.
+
+A record points at the one it continued, so a chain of any length costs each record only what was new in it.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from kakeya.http_server.prompting import Message
+from kakeya.http_server.responses.items import Item
+from kakeya.http_server.threads import Thread
+
+_TITLE_LENGTH = 60
+# What a log-probability takes in memory, about.
+_LOGPROB_BYTES = 500
+
+
+@dataclass(eq=False)
+class Tree:
+    """All that grew from one beginning. Nobody having used any of it for long, it is forgotten as a whole."""
+
+    last_used: float
+
+
+@dataclass(eq=False)
+class Record:
+    """One response: what was said, and the thread in which it can be continued.
+
+    `thread` is None when its session was given up; the messages are enough to build it anew. `claims` counts
+    the conversations that stand here. Who changes `thread` across a wait holds `lock`; `is_gone` tells
+    whoever does that it was forgotten meanwhile. `item_count` is of all items up to here.
+    """
+
+    id: str
+    owner: str
+    tree: Tree
+    parent: "Record | None"
+    conversation_id: str | None
+    instructions: str | None
+    tools: tuple[dict[str, Any], ...]
+    messages: tuple[Message, ...]
+    input_items: list[Item]
+    body: dict[str, Any]
+    thread: Thread | None
+    item_count: int
+    children: int = 0
+    newest_child: str = ""
+    claims: int = 0
+    last_used: float = 0.0
+    is_gone: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def is_head(self) -> bool:
+        """The newest of its branch, or where a conversation stands."""
+        return self.children == 0 or self.claims > 0
+
+    @property
+    def is_left_behind(self) -> bool:
+        """It was continued, or a newer attempt took its place: its session only makes coming back quick."""
+        is_replaced = self.parent is not None and self.parent.newest_child != self.id
+        return self.thread is not None and self.claims == 0 and (self.children > 0 or is_replaced)
+
+    @property
+    def is_lone(self) -> bool:
+        """A first response that nobody has continued, and perhaps nobody will: few clients say so."""
+        return self.thread is not None and self.claims == 0 and self.children == 0 and self.parent is None
+
+    @property
+    def is_cache(self) -> bool:
+        """Its session may be closed when another is needed."""
+        return self.is_left_behind or self.is_lone
+
+    @cached_property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        said = (
+            len(message.content) + sum(len(call.arguments) for call in message.tool_calls)
+            for message in self.messages
+        )
+        return sum(said) + _LOGPROB_BYTES * sum(_logprobs(item) for item in self.body["output"])
+
+    def forget_details(self) -> None:
+        """Nobody can ask for it any more; only what was said is still needed."""
+        for item in self.body["output"]:
+            for part in item.get("content", ()):
+                part["logprobs"] = []
+
+    def chain(self) -> list["Record"]:
+        """From the first response to this one."""
+        records: list[Record] = []
+        record: Record | None = self
+        while record is not None:
+            records.append(record)
+            record = record.parent
+        return records[::-1]
+
+    def conversation_messages(self) -> list[Message]:
+        """All that was said up to here, without the instructions."""
+        return [message for record in self.chain() for message in record.messages]
+
+    def items(self) -> list[Item]:
+        """All items up to here, oldest first."""
+        return [item for record in self.chain() for item in (*record.input_items, *record.body["output"])]
+
+
+def _logprobs(item: Item) -> int:
+    parts = item.get("content", ())
+    return sum(1 + len(token["top_logprobs"]) for part in parts for token in part["logprobs"])
+
+
+@dataclass(eq=False)
+class Conversation:
+    """A named place that moves on with every response. `items` and `messages` are what it began with."""
+
+    id: str
+    owner: str
+    tree: Tree
+    created_at: int
+    metadata: dict[str, str]
+    items: list[Item] = field(default_factory=list)
+    messages: tuple[Message, ...] = ()
+    head: Record | None = None
+    is_busy: bool = False
+    _title: str = ""
+
+    def move_to(self, record: Record | None) -> None:
+        """Stand at `record` from now on."""
+        if self.head is not None:
+            self.head.claims -= 1
+        if record is not None:
+            record.claims += 1
+        self.head = record
+
+    def all_items(self) -> list[Item]:
+        return [*self.items, *(self.head.items() if self.head is not None else ())]
+
+    @property
+    def item_count(self) -> int:
+        return len(self.items) + (self.head.item_count if self.head is not None else 0)
+
+    @property
+    def title(self) -> str:
+        """The first words of the user's."""
+        if not self._title:
+            said = (item for item in self.all_items() if item.get("role") == "user" and item["content"])
+            line = " ".join(next(said, {"content": [{"text": ""}]})["content"][0]["text"].split())
+            self._title = line if len(line) <= _TITLE_LENGTH else line[: _TITLE_LENGTH - 1] + "…"
+        return self._title
+
+
+@dataclass
+class _Shelf:
+    """One owner's, least recently used first."""
+
+    records: OrderedDict[str, Record] = field(default_factory=OrderedDict)
+    conversations: OrderedDict[str, Conversation] = field(default_factory=OrderedDict)
+
+
+class ResponseStore:
+    """Everything that is remembered, by owner. Used from one event loop. Closes no session itself: a record
+    that nothing leads to any more is handed to `forgotten`.
+
+    At most `limit` responses, of about `most_bytes` together, and as many conversations are kept for each
+    owner; heads that have a session do not give way. What nobody used for `ttl` seconds is forgotten (None:
+    never).
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        ttl: float | None,
+        forgotten: Callable[[Record], None],
+        clock: Callable[[], float] = time.monotonic,
+        most_bytes: int = 64 * 2**20,
+    ) -> None:
+        self._limit = limit
+        self._most_bytes = most_bytes
+        self._ttl = float("inf") if ttl is None else ttl
+        self._forgotten = forgotten
+        self._clock = clock
+        self._swept_at = clock()
+        self._shelves: dict[str, _Shelf] = {}
+
+    def new_tree(self) -> Tree:
+        return Tree(self._clock())
+
+    def record(self, owner: str, response_id: str) -> Record | None:
+        """The owner's response; None when it is unknown, forgotten or somebody else's."""
+        self._sweep()
+        found = self._shelf(owner).records.get(response_id)
+        return None if found is None or self._is_expired(found) else found
+
+    def conversation(self, owner: str, conversation_id: str) -> Conversation | None:
+        """The owner's conversation; None when it is unknown, forgotten or somebody else's."""
+        self._sweep()
+        found = self._shelf(owner).conversations.get(conversation_id)
+        return None if found is None or self._is_expired(found) else found
+
+    def conversations(self, owner: str) -> list[Conversation]:
+        """The owner's, newest first."""
+        self._sweep()
+        kept = reversed(self._shelf(owner).conversations.values())
+        return [conversation for conversation in kept if not self._is_expired(conversation)]
+
+    def live(self, owner: str | None = None) -> list[Record]:
+        """An owner's, or everybody's, that have a session, least recently used first."""
+        shelves = self._shelves.values() if owner is None else (self._shelf(owner),)
+        live = [record for shelf in shelves for record in shelf.records.values() if record.thread is not None]
+        return sorted(live, key=lambda record: record.last_used)
+
+    def add(self, record: Record) -> None:
+        """Remember a response; its parent is continued by it. The oldest give way to it."""
+        if record.parent is not None:
+            record.parent.children += 1
+            record.parent.newest_child = record.id
+        records = self._shelf(record.owner).records
+        records[record.id] = record
+        self.use(record)
+        for old in self._surplus_records(records):
+            self._forget(old)
+
+    def add_conversation(self, conversation: Conversation) -> None:
+        """Remember a conversation. The oldest give way to it."""
+        conversations = self._shelf(conversation.owner).conversations
+        conversations[conversation.id] = conversation
+        older = [old for old in tuple(conversations.values())[:-1] if _can_go(old)]
+        for old in older[: max(0, len(conversations) - self._limit)]:
+            self._forget_conversation(old)
+
+    def use(self, used: Record | Conversation) -> None:
+        """It was made or gone on with just now."""
+        now, shelf = self._clock(), self._shelf(used.owner)
+        used.tree.last_used = now
+        kept: OrderedDict[str, Any] = shelf.conversations
+        if isinstance(used, Record):
+            used.last_used, kept = now, shelf.records
+        if used.id in kept:
+            kept.move_to_end(used.id)
+
+    def move(self, conversation: Conversation, record: Record) -> None:
+        """The conversation stands at `record` from now on, and was gone on with just now."""
+        left = conversation.head
+        conversation.move_to(record)
+        self.use(conversation)
+        if left is not None:
+            self._let_go(left)
+
+    def remove(self, record: Record) -> None:
+        """Forget a response for its owner. Those that continued it go on, and so does a conversation that
+        stands there."""
+        if record.parent is not None and record.children == 0:
+            record.parent.children -= 1
+        self._forget(record)
+
+    def remove_conversation(self, conversation: Conversation) -> None:
+        """Forget a conversation and the responses made in it, unless another conversation stands there."""
+        self._forget_conversation(conversation)
+        for record in tuple(self._shelf(conversation.owner).records.values()):
+            if record.conversation_id == conversation.id and record.claims == 0:
+                self._forget(record)
+
+    def _surplus_records(self, records: OrderedDict[str, Record]) -> Iterator[Record]:
+        """The oldest that are too many or take too much; not the newest, nor a head with its session."""
+        number, size = len(records), sum(record.size for record in records.values())
+        for record in tuple(records.values())[:-1]:
+            if number <= self._limit and size <= self._most_bytes:
+                return
+            if not self._is_live_head(record):
+                number, size = number - 1, size - record.size
+                yield record
+
+    def _is_live_head(self, record: Record) -> bool:
+        """Whether it can be gone on with at once, and must be. By now its session may have expired."""
+        is_fresh = self._clock() - record.last_used < self._ttl
+        return record.is_head and record.thread is not None and is_fresh
+
+    def _shelf(self, owner: str) -> _Shelf:
+        return self._shelves.setdefault(owner, _Shelf())
+
+    def _is_expired(self, each: Record | Conversation) -> bool:
+        is_used = each.lock.locked() if isinstance(each, Record) else each.is_busy
+        return not is_used and self._clock() - each.tree.last_used >= self._ttl
+
+    def _sweep(self) -> None:
+        """Forget the trees that nobody used for too long; looks seldom enough to cost nothing."""
+        now = self._clock()
+        if now - self._swept_at < self._ttl / 16:
+            return
+        self._swept_at = now
+        for shelf in self._shelves.values():
+            for conversation in tuple(shelf.conversations.values()):
+                if self._is_expired(conversation):
+                    self._forget_conversation(conversation)
+            for record in tuple(shelf.records.values()):
+                if self._is_expired(record):
+                    self._forget(record)
+
+    def _forget(self, record: Record) -> None:
+        self._shelf(record.owner).records.pop(record.id, None)
+        record.forget_details()
+        self._let_go(record)
+
+    def _forget_conversation(self, conversation: Conversation) -> None:
+        self._shelf(conversation.owner).conversations.pop(conversation.id, None)
+        head = conversation.head
+        conversation.move_to(None)
+        if head is not None:
+            self._let_go(head)
+
+    def _let_go(self, record: Record) -> None:
+        if record.claims == 0 and record.id not in self._shelf(record.owner).records:
+            self._forgotten(record)
+
+
+def _can_go(conversation: Conversation) -> bool:
+    head = conversation.head
+    return not conversation.is_busy and (head is None or head.thread is None)
