@@ -8,7 +8,7 @@ import pytest
 from kakeya.http_server import HttpServer
 from kakeya.runtime import Runtime
 from support.chatting import Talker, user
-from support.http_serving import client_of
+from support.http_serving import client_of, eventually
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -22,7 +22,7 @@ def talker(server: HttpServer, runtime: Runtime) -> Iterator[Talker]:
     with client_of(server) as client:
         yield Talker(client, runtime.describe().model)
     assert runtime.list_sessions(owner="local")[0] == []
-    assert server.state.admission.running == 0
+    eventually(lambda: server.state.admission.running == 0)
 
 
 @pytest.mark.parametrize(
