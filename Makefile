@@ -72,7 +72,8 @@ setup: $(DEV) ## make the virtual environment with everything in it
 
 clean: ## remove what was built; the model cache stays
 	rm -rf $(VENV) build dist src/*.egg-info .coverage .coverage.* htmlcov \
-	  .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	  .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis \
+	  tests/clients/node/node_modules
 	find src -name '*.so' -delete
 
 # A virtual environment is made once; a stamp newer than its inputs makes the next run instant.

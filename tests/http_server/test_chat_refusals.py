@@ -121,6 +121,18 @@ def test_messages_are_refused_by_their_place(talker: Talker, message: dict[str, 
     assert param.rpartition(".")[2] in error["message"]
 
 
+def test_a_schema_that_cannot_be_compiled_names_its_field_and_says_where(talker: Talker) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    status, error = talker.refusal(messages=[user("Hello")], response_format=wanted)
+    assert (status, error["param"]) == (400, "response_format")
+    assert "/properties/a" in error["message"]
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    status, error = talker.refusal(messages=[user("Hello")], tools=[tool])
+    assert (status, error["param"]) == (400, "tools")
+    assert "f" in error["message"]
+
+
 @pytest.mark.parametrize(
     "part, reason",
     [

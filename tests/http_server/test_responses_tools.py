@@ -172,6 +172,8 @@ def test_a_schema_that_cannot_be_compiled_says_where(api: Responding) -> None:
     wanted = {"format": {"type": "json_schema", "name": "answer", "schema": schema}}
     error = api.refused(400, input="Hello", text=wanted)
     assert "/properties/a" in error["message"]
+    assert error["param"] == "text.format"
     error = api.refused(400, input="Hello", tools=[{**WEATHER, "parameters": schema}])
     assert "get_weather" in error["message"]
+    assert error["param"] == "tools"
     assert api.sessions() == {}

@@ -1,7 +1,10 @@
 """Checks of a request that its fields alone cannot tell. Each names the field that is wrong."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from kakeya.errors import InvalidArgument
 from kakeya.http_server.errors import ApiError
 from kakeya.http_server.schema import CommonFields
 
@@ -12,6 +15,15 @@ if TYPE_CHECKING:
 def invalid(param: str, message: str) -> ApiError:
     """The answer to a field with a wrong value."""
     return ApiError(400, message, param=param, code="invalid_value")
+
+
+@contextmanager
+def blames(param: str) -> Iterator[None]:
+    """Whatever argument is found invalid inside, it is this field's fault."""
+    try:
+        yield
+    except InvalidArgument as error:
+        raise invalid(param, str(error)) from error
 
 
 def check_stream_options(request: CommonFields) -> None:

@@ -43,7 +43,8 @@ class KeyRing:
             if hmac.compare_digest(key_hash, presented):
                 caller = owner
         if caller is None:
-            raise Unauthenticated("a known API key is needed: send `authorization: Bearer KEY`")
+            # Clients of OpenAI's API know a wrong key by these first words.
+            raise Unauthenticated("Incorrect API key provided, or none: send `authorization: Bearer KEY`")
         return caller
 
 

@@ -16,7 +16,7 @@ from kakeya.http_server.chat.choice import Choice
 from kakeya.http_server.chat.chunks import ChatWriter, sse
 from kakeya.http_server.chat.held import HeldConversations
 from kakeya.http_server.chat.schema import ChatRequest, check_chat
-from kakeya.http_server.checks import check_against_model
+from kakeya.http_server.checks import blames, check_against_model
 from kakeya.http_server.disconnect import EVENT_STREAM, EventStreamResponse, until_disconnect
 from kakeya.http_server.errors import error_body
 from kakeya.http_server.merging import merged
@@ -166,10 +166,12 @@ class ChatService:
         compiler = self._state.threads.compiler(runtime)
         if choice.names or wanted is None:
             tools = specs_of(_told_tools(request), choice)
-            return compiler.tool_calls(tools, required=choice.required, parallel=choice.parallel)
+            with blames("tools"):
+                return compiler.tool_calls(tools, required=choice.required, parallel=choice.parallel)
         if wanted.json_schema is None:
             return compiler.json_object()
-        return compiler.json_schema(wanted.json_schema.schema_)
+        with blames("response_format"):
+            return compiler.json_schema(wanted.json_schema.schema_)
 
 
 def _told_tools(request: ChatRequest) -> list[Tool]:

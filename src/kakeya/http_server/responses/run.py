@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from kakeya.http_server.checks import blames
 from kakeya.http_server.errors import ApiError, as_api_error
 from kakeya.http_server.generation import Answer
 from kakeya.http_server.prompting import written_tools
@@ -122,12 +123,16 @@ class Run:
         if plan.choice.names:
             specs = specs_of(plan.thread_tools(), plan.choice)
             compiler = self._state.threads.compiler(self._runtime)
-            return compiler.tool_calls(specs, required=plan.choice.required, parallel=plan.choice.parallel)
+            with blames("tools"):
+                return compiler.tool_calls(
+                    specs, required=plan.choice.required, parallel=plan.choice.parallel
+                )
         wanted = None if plan.request.text is None else plan.request.text.format
         if isinstance(wanted, JsonObject):
             return self._state.threads.compiler(self._runtime).json_object()
         if isinstance(wanted, JsonSchema):
-            return self._state.threads.compiler(self._runtime).json_schema(wanted.schema_)
+            with blames("text.format"):
+                return self._state.threads.compiler(self._runtime).json_schema(wanted.schema_)
         return None
 
     async def _most_tokens(self) -> int:
