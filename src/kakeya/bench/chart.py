@@ -34,6 +34,11 @@ class Chart:
         values = [value for series in self.series for value in series.values if value is not None]
         return round_up(max(values, default=0.0))
 
+    @property
+    def ticks(self) -> Sequence[float]:
+        """Where the grid has its lines."""
+        return [self.top * line / GRID_LINES for line in range(GRID_LINES + 1)]
+
     def x(self, place: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * (place + 0.5) / len(self.labels)
 
@@ -75,8 +80,7 @@ def _grid(chart: Chart) -> list[str]:
     parts = [
         f'<text class="axis" x="{LEFT - 8}" y="{TOP - 16}" text-anchor="end">{escape(chart.unit)}</text>'
     ]
-    for line in range(GRID_LINES + 1):
-        value = chart.top * line / GRID_LINES
+    for value in chart.ticks:
         y = chart.y(value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(

@@ -48,13 +48,23 @@ KINDS = {
 
 def collection_page(collection: Collection) -> str:
     """The overview and then every report in full, as one HTML page."""
-    body = [f"<h1>{escape(TITLE)}</h1>", *table_parts(overview_table(collection))]
+    body = [
+        f"<h1>{escape(TITLE)}</h1>",
+        _links(collection.reports),
+        *table_parts(overview_table(collection)),
+    ]
     if collection.passed_over:
         body += table_parts(passed_over_table(collection))
-    for found in collection.reports:
-        body.append(f"<hr>\n<h1>{escape(found.name)}</h1>")
+    for number, found in enumerate(collection.reports):
+        body.append(f'<hr>\n<h1 id="report-{number}">{escape(found.name)}</h1>')
         body += report_parts(found.report, sections_of(found))
     return document(TITLE, body)
+
+
+def _links(reports: Sequence[Found]) -> str:
+    """The way down to each report."""
+    links = [f'<a href="#report-{number}">{escape(found.name)}</a>' for number, found in enumerate(reports)]
+    return f'<p class="meta">{" · ".join(links)}</p>'
 
 
 def overview_table(collection: Collection) -> Table:
@@ -71,7 +81,7 @@ def _overview(found: Found) -> tuple[str, ...]:
         found.name,
         report.kind,
         _model(report.config),
-        report.finished_at or "partial",
+        (report.finished_at or "partial").partition("T")[0],
         *(str(verdicts[passed]) for passed in (True, False, None)),
         ", ".join(_failed(report.gates)) or "–",
     )

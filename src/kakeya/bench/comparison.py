@@ -74,6 +74,8 @@ def _combined(parts: dict[str, Report]) -> Report:
         {name: part.config for name, part in parts.items()},
         first.machine,
         results,
-        tuple(gate for part in parts.values() for gate in part.gates),
+        tuple(
+            replace(gate, name=f"{name}: {gate.name}") for name, part in parts.items() for gate in part.gates
+        ),
         first.started_at,
     )

@@ -27,12 +27,11 @@ def events(
     connection = HTTPConnection(address, timeout=timeout)
     try:
         connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise _failure(path, answer)
-        for line in answer:
-            if line.startswith(b"data: {"):
-                yield json.loads(line.removeprefix(b"data: "))
+        with connection.getresponse() as answer:
+            _check(path, answer)
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    yield json.loads(line.removeprefix(b"data: "))
     except (OSError, HTTPException, ValueError) as error:
         raise RemoteError(f"POST {path} broke off: {error!r}") from error
     finally:
@@ -44,21 +43,22 @@ def fetched(address: str, path: str, timeout: float = 10.0) -> dict[str, Any]:
     connection = HTTPConnection(address, timeout=timeout)
     try:
         connection.request("GET", path)
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise _failure(path, answer)
-        return dict(json.loads(answer.read()))
+        with connection.getresponse() as answer:
+            _check(path, answer)
+            return dict(json.loads(answer.read()))
     except (OSError, HTTPException, ValueError) as error:
         raise RemoteError(f"GET {path} broke off: {error!r}") from error
     finally:
         connection.close()
 
 
-def _failure(path: str, answer: HTTPResponse) -> RemoteError:
-    said = answer.read(10_000).decode("utf-8", "replace")
+def _check(path: str, answer: HTTPResponse) -> None:
+    """Raise Refused or RemoteError unless the status is that of success."""
+    if answer.status == 200:
+        return
+    text = f"{path} was answered {answer.status}: {_message(answer.read(10_000).decode('utf-8', 'replace'))}"
     refused = 400 <= answer.status < 500 and answer.status != _TOO_MANY_REQUESTS
-    text = f"{path} was answered {answer.status}: {_message(said)}"
-    return Refused(text) if refused else RemoteError(text)
+    raise Refused(text) if refused else RemoteError(text)
 
 
 def _message(said: str) -> str:

@@ -23,12 +23,14 @@ from typing import Any, Protocol, TextIO
 
 from kakeya.bench.contestants_http import fetched
 from kakeya.bench.machine import installed_version
-from kakeya.bench.peers import PATIENCE_SECONDS, PeerProcess
+from kakeya.bench.peers import PeerProcess
 from kakeya.errors import ConfigError, PeerFailed, RemoteError
 
 PACKAGE = "xllamacpp"
 # How long a program may take to load the model.
 START_SECONDS = 120.0
+# And to leave before it is made to: less than the patience that our parent has with us.
+STOP_SECONDS = 5.0
 # The context is as long as the model was trained for.
 TRAINED_CONTEXT = 0
 
@@ -114,7 +116,7 @@ class _BuiltServer:
     def close(self) -> None:
         self._process.terminate()
         try:
-            self._process.wait(PATIENCE_SECONDS)
+            self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

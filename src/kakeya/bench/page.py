@@ -30,14 +30,22 @@ class Section:
 
 def render_page(title: str, report: Report, sections: Iterable[Section]) -> str:
     """The whole page as text."""
-    body = [
-        f"<h1>{escape(title)}</h1>",
+    return document(title, [f"<h1>{escape(title)}</h1>", *report_parts(report, sections)])
+
+
+def report_parts(report: Report, sections: Iterable[Section]) -> list[str]:
+    """A report as pieces of HTML, without a heading of its own."""
+    return [
         *(f'<p class="meta">{escape(line)}</p>' for line in _meta(report)),
         *_gates(report.gates),
         *(part for section in sections for part in _section(section)),
-        *_table(Table("Settings", ("setting", "value"), _flat(report.config), labels=2)),
-        *_table(Table("Machine", ("fact", "value"), _flat(report.machine), labels=2)),
+        *table_parts(Table("Settings", ("setting", "value"), _flat(report.config), labels=2)),
+        *table_parts(Table("Machine", ("fact", "value"), _flat(report.machine), labels=2)),
     ]
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """A page that holds these pieces of HTML."""
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
@@ -77,10 +85,11 @@ def _gates(gates: Sequence[Gate]) -> list[str]:
 
 
 def _section(section: Section) -> list[str]:
-    return [*_table(section.table), *section.charts]
+    return [*table_parts(section.table), *section.charts]
 
 
-def _table(table: Table) -> list[str]:
+def table_parts(table: Table) -> list[str]:
+    """A table under its heading, as pieces of HTML."""
     return [
         f"<h2>{escape(table.title)}</h2>",
         f'<div class="scroll"><table><tr>{_cells("th", table.columns, table.labels)}</tr>',

@@ -58,10 +58,19 @@ class Report:
 
 def write_picture(path: Path, svg: str) -> None:
     """Write an SVG file. Raises ConfigError when the place cannot be written."""
+    _write("picture", path, svg)
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write an HTML file. Raises ConfigError when the place cannot be written."""
+    _write("page", path, page)
+
+
+def _write(what: str, path: Path, text: str) -> None:
     try:
-        _replace(path, svg)
+        _replace(path, text)
     except OSError as error:
-        raise ConfigError(f"cannot write the picture at {path}: {error}") from error
+        raise ConfigError(f"cannot write the {what} at {path}: {error}") from error
 
 
 def check_output(path: Path) -> None:

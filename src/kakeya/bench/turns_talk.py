@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 
 from kakeya.bench.contestants import Contestant
 from kakeya.bench.contestants_http import Refused
@@ -96,9 +95,8 @@ class Talk:
 
         An error is recorded and the talk goes on; who refuses to go on stops there.
         """
-        for number in count(1):
-            if self._is_over(ends, number, progress):
-                return
+        number = 1
+        while not self._is_over(ends, number, progress):
             text = message()
             for seat in self._order(number):
                 turn = await self._interruption.unless_asked(self._turn(seat, number, text))
@@ -106,6 +104,7 @@ class Talk:
                     return
                 seat.turns.append(turn)
             after_turn()
+            number += 1
 
     def _is_over(self, ends: Ends, number: int, progress: Progress) -> bool:
         history = max(seat.history for seat in self._seats)

@@ -5,13 +5,26 @@ import typer
 from kakeya.cli import (
     bench_capacity,
     bench_engine,
+    bench_http_session,
     bench_overhead,
+    bench_peers,
     bench_quality,
+    bench_report,
     bench_session,
     bench_turns,
 )
 
-VERBS = (bench_engine, bench_quality, bench_session, bench_capacity, bench_overhead, bench_turns)
+VERBS = (
+    bench_engine,
+    bench_quality,
+    bench_session,
+    bench_capacity,
+    bench_overhead,
+    bench_turns,
+    bench_http_session,
+    bench_peers,
+    bench_report,
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -118,12 +118,21 @@ def conclude(
     if as_json:
         screen.line(report.to_json().rstrip())
     else:
-        # A pipe has no width of its own; lines broken at 80 columns would be no use to anyone.
-        if not screen.out.is_terminal:
-            screen.out.width = PIPE_WIDTH
-        screen.out.print(*map(_rich, tables), _rich_gates(report.gates), sep="")
+        _show(screen, *map(_rich, tables), _rich_gates(report.gates))
     screen.notice(f"report: {output}, page: {page_path}")
     raise typer.Exit(report.exit_status)
+
+
+def show_tables(screen: Screen, tables: Sequence[Table]) -> None:
+    """Tables on stdout."""
+    _show(screen, *map(_rich, tables))
+
+
+def _show(screen: Screen, *tables: RichTable) -> None:
+    # A pipe has no width of its own; lines broken at 80 columns would be no use to anyone.
+    if not screen.out.is_terminal:
+        screen.out.width = PIPE_WIDTH
+    screen.out.print(*tables, sep="")
 
 
 def _rich(table: Table) -> RichTable:
