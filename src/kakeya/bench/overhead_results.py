@@ -16,8 +16,8 @@ BYSTANDERS_LIMIT = 0.05
 
 # Who can do which work: completions over HTTP know no session that could hold a history.
 FRONT_ENDS = ((GRPC, TURN), (GRPC, REQUEST), (HTTP, REQUEST))
-# A request over gRPC opens and closes a session besides, by calls that an agent makes once in its life: its row
-# is there to be seen, and is not judged.
+# A request over gRPC opens and closes a session besides, by calls that an agent makes once in its life: its
+# row is there to be seen, and is not judged.
 JUDGED = ((GRPC, TURN), (HTTP, REQUEST))
 
 Row = Mapping[str, Any]
