@@ -1,6 +1,6 @@
 """Wires the rooms together: a model, an engine, a tokenizer and the sessions over them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -202,7 +202,9 @@ class Runtime:
         """Next-token logits after each token [n, vocab], through the engine, on a temporary session."""
         return self._engine.score(token_ids)
 
-    def score_tokens(self, token_ids: Sequence[int], top_logprobs: int = 0) -> Iterator[list[TokenEvent]]:
+    def score_tokens(
+        self, token_ids: Sequence[int], top_logprobs: int = 0
+    ) -> Generator[list[TokenEvent], None, None]:
         """The tokens with their log-probabilities, the first with none, in blocks as they are computed on a
         temporary session. Take them all, or close the iterator."""
         return score_tokens(self._engine, token_ids, top_logprobs)

@@ -4,9 +4,12 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from kakeya.bench import contestants_llama, contestants_transformers
 from kakeya.bench.contestants import ChatContestant
@@ -184,12 +187,22 @@ def test_transformers_gets_the_whole_history_each_time() -> None:
     assert first.latency_s > 0
 
 
+@pytest.fixture
+def own_settings() -> Iterator[None]:
+    """A contestant is a process of its own and sets there what it likes. This process gets its settings back."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    transformers.utils.logging.enable_progress_bar()
+
+
 def asked(*requests: dict[str, object]) -> list[dict[str, object]]:
     replies = io.StringIO()
     serve(io.StringIO("".join(json.dumps(request) + "\n" for request in requests)), replies)
     return [json.loads(line) for line in replies.getvalue().splitlines()]
 
 
+@pytest.mark.usefixtures("own_settings")
 def test_transformers_itself_answers(chat_model: Path) -> None:
     opening = {"do": "open", "path": str(chat_model), "threads": 1, "text": []}
     messages = [{"role": "user", "content": "hello there"}]

@@ -47,7 +47,7 @@ def test_all_sides_take_turns(chat_model: Path, tiny_engine: EngineConfig) -> No
     assert all(row["kept"] > 0 for row in rows)
     assert report.results["absent"] == {}
     assert [partial.partial for partial in checkpoints] == [True, True]
-    assert len(report.gates) == 4
+    assert len(report.gates) == 3
     assert 'aria-label="Speed beside the engine"' in overhead_page(report)
 
 

@@ -1,6 +1,7 @@
 """Reading a stream on an event loop: one by one, in groups, at a pace shared with other streams."""
 
 import asyncio
+import threading
 from contextlib import ExitStack
 from typing import Any
 
@@ -151,3 +152,26 @@ def test_an_answer_that_comes_too_late_is_undone() -> None:
 
     asyncio.run(give_up())
     assert undone == ["late"]
+
+
+def test_a_call_whose_caller_gives_up_at_once_is_made_all_the_same() -> None:
+    """Otherwise what it was to close would stay open."""
+    made: list[str] = []
+
+    async def give_up() -> None:
+        workers, proceed = Workers(1), threading.Event()
+        busy = asyncio.create_task(workers.call(proceed.wait))
+        call = asyncio.create_task(workers.call(made.append, "made"))
+        await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        proceed.set()
+        await busy
+        async with asyncio.timeout(5):
+            while not made:
+                await asyncio.sleep(0.005)
+        workers.close()
+
+    asyncio.run(give_up())
+    assert made == ["made"]

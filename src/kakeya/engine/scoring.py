@@ -1,6 +1,7 @@
 """What the model thinks of a given text, block by block, so that a long one takes no more memory."""
 
-from collections.abc import Iterator, Sequence as Tokens
+from collections.abc import Generator, Sequence as Tokens
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from kakeya.engine.engine import Engine
 
 
-def score_blocks(engine: "Engine", token_ids: Tokens[int], pinned: int | None = None) -> Iterator[Tensor]:
+def score_blocks(
+    engine: "Engine", token_ids: Tokens[int], pinned: int | None = None
+) -> Generator[Tensor, None, None]:
     """Next-token logits after each token, a canonical block at a time [rows, vocab], on a slab of its own."""
     if not token_ids:
         raise InvalidArgument("cannot score zero tokens")
@@ -29,17 +32,20 @@ def score_blocks(engine: "Engine", token_ids: Tokens[int], pinned: int | None = 
         engine.close(sequence)
 
 
-def score_tokens(engine: "Engine", token_ids: Tokens[int], top: int) -> Iterator[list[TokenEvent]]:
+def score_tokens(
+    engine: "Engine", token_ids: Tokens[int], top: int
+) -> Generator[list[TokenEvent], None, None]:
     """The tokens with their log-probabilities and the `top` most probable ones in their place, some at a
     time. Nothing comes before the first token, so it has none."""
     upcoming = iter(token_ids)
     told = [TokenEvent(token_id) for token_id in token_ids[:1]]
     next(upcoming, None)
-    for block in score_blocks(engine, token_ids):
-        rows = (LogProbs(row) for row in block.float().numpy())
-        told += [
-            TokenEvent(token_id, row.of(token_id).logprob, row.top(top))
-            for row, token_id in zip(rows, upcoming, strict=False)
-        ]
-        yield told
-        told = []
+    with closing(score_blocks(engine, token_ids)) as blocks:
+        for block in blocks:
+            rows = (LogProbs(row) for row in block.float().numpy())
+            told += [
+                TokenEvent(token_id, row.of(token_id).logprob, row.top(top))
+                for row, token_id in zip(rows, upcoming, strict=False)
+            ]
+            yield told
+            told = []

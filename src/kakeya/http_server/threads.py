@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -106,8 +106,8 @@ class Threads:
 
         def score() -> list[TokenEvent]:
             told: list[TokenEvent] = []
-            with _no_room():
-                for some in runtime.score_tokens(token_ids, top):
+            with _no_room(), closing(runtime.score_tokens(token_ids, top)) as blocks:
+                for some in blocks:
                     told += some
                     if left.is_set():
                         break

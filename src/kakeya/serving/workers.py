@@ -18,9 +18,10 @@ class Workers:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="kakeya-rpc")
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The function's answer. A caller that is cancelled meanwhile does not learn it."""
+        """The function's answer. It is called in any case: a caller that is cancelled meanwhile, even before
+        a thread was free, only does not learn the answer."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, partial(function, *args, **kwargs))
+        return await asyncio.shield(loop.run_in_executor(self._pool, partial(function, *args, **kwargs)))
 
     async def call_or_undo(self, function: Callable[[], T], undo: Callable[[T], object]) -> T:
         """Like `call`, but an answer that comes after the caller was cancelled is given to `undo`."""
