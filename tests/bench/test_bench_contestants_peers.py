@@ -189,7 +189,7 @@ def test_transformers_gets_the_whole_history_each_time() -> None:
 
 @pytest.fixture
 def own_settings() -> Iterator[None]:
-    """A contestant is a process of its own and sets there what it likes. This process gets its settings back."""
+    """A contestant sets what it likes, in a process of its own. This process gets its settings back."""
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
