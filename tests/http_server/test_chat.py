@@ -155,9 +155,9 @@ def test_choices_differ_and_are_each_reproducible(talker: Talker, runtime: Runti
 def test_without_a_seed_answers_differ(talker: Talker, runtime: Runtime) -> None:
     said = {
         content_of(talker.chat(HELLO, max_tokens=20, logit_bias=letter_bias(runtime), temperature=2.0))
-        for _ in range(3)
+        for _ in range(8)
     }
-    assert len(said) == 3
+    assert len(said) > 1, "the same seed every time; two may agree by chance, eight do not"
 
 
 def test_stop_strings_never_show(talker: Talker, runtime: Runtime) -> None:

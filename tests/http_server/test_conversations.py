@@ -1,6 +1,5 @@
 """Conversations: named places that responses move on."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +10,7 @@ from pydantic import TypeAdapter
 from kakeya.config import HttpConfig
 from kakeya.http_server.responses.schema import ResponseRequest
 from support.responding import OWNER, Responding, cached, history, responding, text_of
-from support.served import write_chat_model
 from support.serving import on_loop
-
-
-@pytest.fixture(scope="module")
-def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_model(tmp_path_factory.mktemp("chat"))
-
-
-@pytest.fixture(scope="module")
-def shared(chat_model: Path) -> Iterator[Responding]:
-    with responding(chat_model) as api:
-        yield api
-
-
-@pytest.fixture
-def api(shared: Responding) -> Iterator[Responding]:
-    """The shared server, left without conversations and sessions."""
-    yield shared
-    for each in shared.http.get("/v1/conversations?limit=100").json()["data"]:
-        shared.http.delete(f"/v1/conversations/{each['id']}")
-    for session_id in shared.sessions():
-        shared.runtime.close_session(session_id, owner=OWNER)
 
 
 def begun(api: Responding, **fields: Any) -> str:

@@ -1,38 +1,15 @@
 """Going on from responses: only what is new is computed, and any of them can be branched off."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
-import pytest
-
 from kakeya.config import CacheConfig, HttpConfig, RuntimeConfig
 from kakeya.serving.keys import hash_key
 from support.http_serving import eventually
 from support.responding import ENGINE, GREEDY, OWNER, Responding, cached, history, responding, text_of
-from support.served import write_chat_model
-
-
-@pytest.fixture(scope="module")
-def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_model(tmp_path_factory.mktemp("chat"))
-
-
-@pytest.fixture(scope="module")
-def shared(chat_model: Path) -> Iterator[Responding]:
-    with responding(chat_model) as api:
-        yield api
-
-
-@pytest.fixture
-def api(shared: Responding) -> Iterator[Responding]:
-    """The shared server, left without sessions."""
-    yield shared
-    for session_id in shared.sessions():
-        shared.runtime.close_session(session_id, owner=OWNER)
 
 
 def computed_tokens(api: Responding) -> int:

@@ -1,28 +1,12 @@
 """What the Responses routes refuse, by name, and what they list."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 from openai import BadRequestError, NotFoundError
 
-from support.responding import OWNER, Responding, responding
-from support.served import write_chat_model
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Responding]:
-    with responding(write_chat_model(tmp_path_factory.mktemp("chat"))) as api:
-        yield api
-
-
-@pytest.fixture
-def api(shared: Responding) -> Iterator[Responding]:
-    """The shared server, left without sessions."""
-    yield shared
-    for session_id in shared.sessions():
-        shared.runtime.close_session(session_id, owner=OWNER)
+from support.responding import Responding
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +13,9 @@ from pydantic import TypeAdapter
 
 from support.http_serving import connection_to, eventually
 from support.responding import GREEDY, OWNER, Responding, cached, history, responding, text_of
-from support.served import write_chat_model
 from support.serving import on_loop
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-
-
-@pytest.fixture(scope="module")
-def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_model(tmp_path_factory.mktemp("chat"))
-
-
-@pytest.fixture(scope="module")
-def shared(chat_model: Path) -> Iterator[Responding]:
-    with responding(chat_model) as api:
-        yield api
-
-
-@pytest.fixture
-def api(shared: Responding) -> Iterator[Responding]:
-    """The shared server, left without sessions."""
-    yield shared
-    eventually(lambda: shared.server.state.admission.running == 0)
-    for session_id in shared.sessions():
-        shared.runtime.close_session(session_id, owner=OWNER)
 
 
 def events_of(api: Responding, **fields: Any) -> list[dict[str, Any]]:

@@ -1,15 +1,13 @@
 """Function calls and structured output through the Responses API."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from support.responding import GREEDY, OWNER, Responding, cached, history, responding, text_of
-from support.served import write_chat_model
+from support.responding import GREEDY, Responding, cached, history, text_of
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CITY = {
@@ -22,20 +20,6 @@ WEATHER = {"type": "function", "name": "get_weather", "description": "The weathe
 CLOCK = {"type": "function", "name": "get_time", "parameters": None}
 CALL = {"tools": [WEATHER, CLOCK], "tool_choice": "required", "max_output_tokens": 400}
 AT_ONCE = {**CALL, "parallel_tool_calls": False, "tool_choice": {"type": "function", "name": "get_weather"}}
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Responding]:
-    with responding(write_chat_model(tmp_path_factory.mktemp("chat"))) as api:
-        yield api
-
-
-@pytest.fixture
-def api(shared: Responding) -> Iterator[Responding]:
-    """The shared server, left without sessions."""
-    yield shared
-    for session_id in shared.sessions():
-        shared.runtime.close_session(session_id, owner=OWNER)
 
 
 def test_a_call_is_an_item_and_its_output_goes_on_in_the_session(api: Responding) -> None:

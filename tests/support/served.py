@@ -17,10 +17,13 @@ KEY, OTHER_KEY = "first-key", "second-key"
 CAPACITY = 6
 
 
-def write_chat_model(directory: Path) -> Path:
-    """A random Llama over the byte-level test vocabulary; its EOS is what closes a turn in the template."""
+def write_chat_model(directory: Path, vocab_size: int | None = None) -> Path:
+    """A random Llama over the byte-level test vocabulary; its EOS is what closes a turn in the template.
+
+    Its own vocabulary may be padded to `vocab_size`.
+    """
     files = byte_level_files()
-    size = tokenizers.Tokenizer.from_str(files.tokenizer_json).get_vocab_size()
+    size = vocab_size or tokenizers.Tokenizer.from_str(files.tokenizer_json).get_vocab_size()
     write_llama(directory, vocab_size=size, eos_token_id=0)
     (directory / "tokenizer.json").write_text(files.tokenizer_json)
     settings = {"chat_template": files.chat_template, "eos_token": files.eos_token}

@@ -1,7 +1,6 @@
 """A real gRPC server over a tiny model: in this process, on an event loop of its own."""
 
 import asyncio
-import json
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -16,8 +15,7 @@ from kakeya.grpc_server import Server
 from kakeya.runtime import Runtime
 from kakeya.types import DType, Numerics, WeightFormat
 from kakeya.wire import runtime_pb2 as pb, runtime_pb2_grpc
-from support import tiny
-from support.vocabularies import byte_level_files
+from support.served import write_chat_model
 
 T = TypeVar("T")
 
@@ -36,13 +34,8 @@ ENGINE = EngineConfig(
 
 
 def write_model(directory: Path) -> Path:
-    """A tiny random Llama with a byte-level tokenizer and a chat template, as real files."""
-    tiny.write_llama(directory, vocab_size=VOCAB, eos_token_id=0, bos_token_id=None)
-    files = byte_level_files()
-    (directory / "tokenizer.json").write_text(files.tokenizer_json)
-    settings = {"chat_template": files.chat_template, "eos_token": files.eos_token}
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    return directory
+    """The tiny chat model, its vocabulary padded beyond its tokenizer's."""
+    return write_chat_model(directory, VOCAB)
 
 
 @cache

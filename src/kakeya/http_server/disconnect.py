@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import TypeVar
+from contextlib import AsyncExitStack
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
-from starlette.responses import StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
@@ -69,3 +70,35 @@ class EventStreamResponse(StreamingResponse):
             await self._events.aclose()
         finally:
             await self._release()
+
+
+class Completing(Protocol):
+    """A completion whose choices are being generated."""
+
+    async def whole(self) -> dict[str, Any]:
+        """The completion in one object, when all of it is there."""
+        ...
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """The completion as server-sent events."""
+        ...
+
+
+async def completed(
+    request: Request, begin: Callable[[AsyncExitStack], Awaitable[Completing]], *, stream: bool
+) -> Response:
+    """The answer to a request for a completion, whole or as a stream.
+
+    What `begin` takes it enters on the stack, which is closed at the end on every path.
+    """
+    stack = AsyncExitStack()
+    try:
+        completion = await until_disconnect(request, begin(stack))
+        if stream:
+            return EventStreamResponse(completion.events(), release=stack.aclose)
+        answer = JSONResponse(await until_disconnect(request, completion.whole()))
+    except BaseException:
+        await stack.aclose()
+        raise
+    await stack.aclose()
+    return answer

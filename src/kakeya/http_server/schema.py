@@ -1,5 +1,6 @@
-"""What the bodies of chat completions and completions have in common: strict fields, sampling, refusals."""
+"""What the bodies of the routes have in common: strict fields, sampling, tools, metadata, refusals."""
 
+import json
 import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -19,6 +20,8 @@ from kakeya.types import SamplingParams
 
 MOST_STOPS = 4
 MOST_TOP_LOGPROBS = 20
+MOST_TOOLS = 128
+_LONGEST_NAME, _LONGEST_VALUE, _MOST_PAIRS = 64, 512, 16
 _MOST_TOKENS = 2**31 - 1
 _SEEDS = 2**64
 # Odd, so that the seeds of a request's choices are all different; the golden ratio, so that they are far
@@ -100,13 +103,33 @@ LogitBias = Annotated[
 MaxTokens = Annotated[int | None, Field(ge=1, le=_MOST_TOKENS)]
 
 
-def _check_metadata(value: dict[str, str] | None) -> dict[str, str] | None:
-    if value is not None and len(value) > 16:
-        raise ValueError(f"metadata holds at most 16 pairs, got {len(value)}")
-    return value
+def _checked_metadata(pairs: dict[str, str] | None) -> dict[str, str]:
+    pairs = pairs or {}
+    if len(pairs) > _MOST_PAIRS:
+        raise ValueError(f"metadata holds at most {_MOST_PAIRS} pairs, got {len(pairs)}")
+    for name, value in pairs.items():
+        if len(name) > _LONGEST_NAME or len(value) > _LONGEST_VALUE:
+            raise ValueError(
+                f"a name in metadata has at most {_LONGEST_NAME} characters and a value {_LONGEST_VALUE}; "
+                f"{name[:_LONGEST_NAME]!r} has more"
+            )
+    return pairs
 
 
-Metadata = Annotated[dict[str, str] | None, AfterValidator(_check_metadata)]
+def _checked_arguments(arguments: str) -> str:
+    try:
+        is_object = isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise ValueError("arguments must be a JSON object, written as a string")
+    return arguments
+
+
+Metadata = Annotated[dict[str, str] | None, AfterValidator(_checked_metadata)]
+# What a function is called, and what it is called with.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Arguments = Annotated[str, AfterValidator(_checked_arguments)]
 
 
 class StreamOptions(Strict):

@@ -1,6 +1,5 @@
 """Chat completions as they go over the wire: one object, or a stream of chunks."""
 
-import json
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -8,13 +7,7 @@ from typing import Any
 
 from kakeya.http_server.chat.choice import Choice, Delta
 from kakeya.http_server.generation import TextToken, Usage
-
-STREAM_END = b"data: [DONE]\n\n"
-
-
-def sse(data: dict[str, Any]) -> bytes:
-    """One server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+from kakeya.http_server.sse import STREAM_END, sse
 
 
 def total_usage(usages: Iterable[Usage]) -> Usage:

@@ -6,6 +6,7 @@ new messages are computed. Otherwise a session is made for it, and the whole con
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -13,15 +14,16 @@ from starlette.responses import JSONResponse, Response
 
 from kakeya.errors import Conflict, InvariantViolation, KakeyaError, SessionNotFound
 from kakeya.http_server.chat.choice import Choice
-from kakeya.http_server.chat.chunks import ChatWriter, sse
+from kakeya.http_server.chat.chunks import ChatWriter
 from kakeya.http_server.chat.held import HeldConversations
 from kakeya.http_server.chat.schema import ChatRequest, check_chat
 from kakeya.http_server.checks import blames, check_against_model
-from kakeya.http_server.disconnect import EVENT_STREAM, EventStreamResponse, until_disconnect
+from kakeya.http_server.disconnect import EVENT_STREAM, completed
 from kakeya.http_server.errors import error_body
 from kakeya.http_server.merging import merged
 from kakeya.http_server.prompting import Message, Tool, written_tools
 from kakeya.http_server.security import owner_of
+from kakeya.http_server.sse import sse
 from kakeya.http_server.state import HttpState, state_of
 from kakeya.http_server.threads import Thread
 from kakeya.http_server.tools import specs_of
@@ -49,17 +51,8 @@ async def create_chat_completion(
 ) -> Response:
     state.ready_runtime()
     assert state.chat is not None, "who has a runtime has its services"
-    stack = AsyncExitStack()
-    try:
-        completion = await until_disconnect(request, state.chat.begin(stack, owner, body))
-        if body.stream:
-            return EventStreamResponse(completion.events(), release=stack.aclose)
-        answer = JSONResponse(await until_disconnect(request, completion.whole()))
-    except BaseException:
-        await stack.aclose()
-        raise
-    await stack.aclose()
-    return answer
+    begin = partial(state.chat.begin, owner=owner, request=body)
+    return await completed(request, begin, stream=bool(body.stream))
 
 
 class ChatCompletion:

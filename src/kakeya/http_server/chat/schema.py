@@ -1,6 +1,5 @@
 """What clients send to chat completions. What is not supported is refused by name."""
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -8,11 +7,18 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 
 from kakeya.http_server.checks import check_stream_options, invalid
 from kakeya.http_server.prompting import Message, ToolCall
-from kakeya.http_server.schema import MOST_TOP_LOGPROBS, CommonFields, MaxTokens, Metadata, Refused, Strict
+from kakeya.http_server.schema import (
+    MOST_TOOLS,
+    MOST_TOP_LOGPROBS,
+    Arguments,
+    CommonFields,
+    MaxTokens,
+    Metadata,
+    Name,
+    Refused,
+    Strict,
+)
 from kakeya.http_server.tools import ToolChoice, function_tool
-
-_NAME = r"^[A-Za-z0-9_-]{1,64}$"
-_MOST_TOOLS = 128
 
 
 def _read_text(content: object) -> object:
@@ -33,16 +39,6 @@ def _part_text(index: int, part: object) -> str:
     return part["text"]
 
 
-def _check_arguments(arguments: str) -> str:
-    try:
-        is_object = isinstance(json.loads(arguments), dict)
-    except (ValueError, RecursionError):
-        is_object = False
-    if not is_object:
-        raise ValueError("arguments must be a JSON object, written as a string")
-    return arguments
-
-
 _TEXT_PART = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
@@ -59,8 +55,8 @@ Text = Annotated[
 class CalledFunction(Strict):
     """Which function the model wanted, and with what."""
 
-    name: Annotated[str, Field(pattern=_NAME)]
-    arguments: Annotated[str, AfterValidator(_check_arguments)]
+    name: Name
+    arguments: Arguments
 
 
 class MadeCall(Strict):
@@ -79,7 +75,7 @@ class ChatMessage(Strict):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text = None
-    tool_calls: Annotated[list[MadeCall] | None, Field(max_length=_MOST_TOOLS)] = None
+    tool_calls: Annotated[list[MadeCall] | None, Field(max_length=MOST_TOOLS)] = None
     tool_call_id: str | None = None
     name: str | None = None
     """Only a tool's message has one: the function that answers."""
@@ -113,7 +109,7 @@ class ChatMessage(Strict):
 class Function(Strict):
     """A function that the model may call. Its arguments always fit the schema, strict or not."""
 
-    name: Annotated[str, Field(pattern=_NAME)]
+    name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -133,7 +129,7 @@ class FunctionTool(Strict):
 class FunctionName(Strict):
     """A function, by name."""
 
-    name: Annotated[str, Field(pattern=_NAME)]
+    name: Name
 
 
 class NamedFunction(Strict):
@@ -146,7 +142,7 @@ class NamedFunction(Strict):
 class JsonSchemaFormat(Strict):
     """The schema, under the field that OpenAI has it in."""
 
-    name: Annotated[str, Field(pattern=_NAME)]
+    name: Name
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     description: str | None = None
     strict: bool | None = None
@@ -192,7 +188,7 @@ class ChatRequest(CommonFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=MOST_TOP_LOGPROBS)] = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[FunctionTool] | None, Field(max_length=_MOST_TOOLS)] = None
+    tools: Annotated[list[FunctionTool] | None, Field(max_length=MOST_TOOLS)] = None
     tool_choice: ChosenTool = None
     parallel_tool_calls: bool | None = None
     modalities: Annotated[list[str] | None, AfterValidator(_text_only)] = None

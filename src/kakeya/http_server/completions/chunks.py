@@ -5,9 +5,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from kakeya.http_server.chat.chunks import STREAM_END, sse
 from kakeya.http_server.completions.choice import CompletionChoice, CompletionDelta
 from kakeya.http_server.generation import TextToken, Usage
+from kakeya.http_server.sse import STREAM_END, sse
 
 
 class CompletionWriter:

@@ -3,21 +3,22 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
 from kakeya.errors import InvalidArgument
-from kakeya.http_server.chat.chunks import sse
 from kakeya.http_server.checks import check_against_model, invalid
 from kakeya.http_server.completions.choice import CompletionChoice, CompletionPrompt
 from kakeya.http_server.completions.chunks import CompletionWriter
 from kakeya.http_server.completions.schema import CompletionRequest, check_completion
-from kakeya.http_server.disconnect import EVENT_STREAM, EventStreamResponse, until_disconnect
+from kakeya.http_server.disconnect import EVENT_STREAM, completed
 from kakeya.http_server.errors import error_body
 from kakeya.http_server.merging import merged
 from kakeya.http_server.security import owner_of
+from kakeya.http_server.sse import sse
 from kakeya.http_server.state import HttpState, state_of
 
 if TYPE_CHECKING:
@@ -43,17 +44,8 @@ async def create_completion(
     owner: Annotated[str, Depends(owner_of)],
     state: Annotated[HttpState, Depends(state_of)],
 ) -> Response:
-    stack = AsyncExitStack()
-    try:
-        completion = await until_disconnect(request, _begin(stack, owner, body, state))
-        if body.stream:
-            return EventStreamResponse(completion.events(), release=stack.aclose)
-        answer = JSONResponse(await until_disconnect(request, completion.whole()))
-    except BaseException:
-        await stack.aclose()
-        raise
-    await stack.aclose()
-    return answer
+    begin = partial(_begin, owner=owner, request=body, state=state)
+    return await completed(request, begin, stream=bool(body.stream))
 
 
 class Completion:

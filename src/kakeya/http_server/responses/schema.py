@@ -1,16 +1,23 @@
 """What clients send to the Responses and Conversations routes. What is not supported is refused by name."""
 
-import json
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from kakeya.http_server.schema import MOST_TOP_LOGPROBS, MaxTokens, Refused, SamplingFields, Strict
+from kakeya.http_server.schema import (
+    MOST_TOOLS,
+    MOST_TOP_LOGPROBS,
+    Arguments,
+    MaxTokens,
+    Metadata,
+    Name,
+    Refused,
+    SamplingFields,
+    Strict,
+)
 
-_NAME = r"^[A-Za-z0-9_-]{1,64}$"
-_LONGEST_NAME, _LONGEST_VALUE, _MOST_PAIRS = 64, 512, 16
-_MOST_ITEMS, _MOST_TOOLS = 20, 128
+_MOST_ITEMS = 20
 
 
 def _of_type(noun: str, *supported: str) -> Callable[[Any], Any]:
@@ -25,21 +32,6 @@ def _of_type(noun: str, *supported: str) -> Callable[[Any], Any]:
     return check
 
 
-def _checked_metadata(pairs: dict[str, str] | None) -> dict[str, str]:
-    pairs = pairs or {}
-    if len(pairs) > _MOST_PAIRS:
-        raise ValueError(f"metadata holds at most {_MOST_PAIRS} pairs, got {len(pairs)}")
-    for name, value in pairs.items():
-        if len(name) > _LONGEST_NAME or len(value) > _LONGEST_VALUE:
-            raise ValueError(
-                f"a name in metadata has at most {_LONGEST_NAME} characters and a value {_LONGEST_VALUE}; "
-                f"{name[:_LONGEST_NAME]!r} has more"
-            )
-    return pairs
-
-
-Metadata = Annotated[dict[str, str] | None, AfterValidator(_checked_metadata)]
-FunctionName = Annotated[str, Field(pattern=_NAME)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -70,23 +62,13 @@ class MessageItem(Strict):
     status: Status | None = None
 
 
-def _checked_arguments(arguments: str) -> str:
-    try:
-        is_object = isinstance(json.loads(arguments), dict)
-    except (ValueError, RecursionError):
-        is_object = False
-    if not is_object:
-        raise ValueError("arguments must be a JSON object, written as a string")
-    return arguments
-
-
 class FunctionCallItem(Strict):
     """A call that the model made earlier."""
 
     type: Literal["function_call"]
     call_id: str = Field(min_length=1)
-    name: FunctionName
-    arguments: Annotated[str, AfterValidator(_checked_arguments)]
+    name: Name
+    arguments: Arguments
     id: str | None = None
     status: Status | None = None
 
@@ -134,7 +116,7 @@ class FunctionTool(Strict):
     """A function that the model may call. Its arguments always fit the schema, strict or not."""
 
     type: Literal["function"]
-    name: FunctionName
+    name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -147,7 +129,7 @@ class NamedFunction(Strict):
     """One function, by name."""
 
     type: Literal["function"]
-    name: FunctionName
+    name: Name
 
 
 class AllowedTools(Strict):
@@ -182,7 +164,7 @@ class JsonSchema(Strict):
     """A JSON value that fits the schema, strict or not."""
 
     type: Literal["json_schema"]
-    name: FunctionName
+    name: Name
     schema_: dict[str, Any] = Field(alias="schema")
     description: str | None = None
     strict: bool | None = None
@@ -234,7 +216,7 @@ class ResponseRequest(SamplingFields):
         ConversationName | None,
         BeforeValidator(_as_conversation, json_schema_input_type=str | ConversationName | None),
     ] = None
-    tools: list[Tool] | None = Field(default=None, max_length=_MOST_TOOLS)
+    tools: list[Tool] | None = Field(default=None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
