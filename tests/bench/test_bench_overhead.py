@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kakeya.bench import direct, overhead, streams
+from kakeya.bench import direct, line_process, overhead, streams
 from kakeya.bench.direct import DirectEngine
 from kakeya.bench.machine import Bystanders
 from kakeya.bench.overhead import OverheadBench, run
@@ -209,7 +209,7 @@ def test_an_engine_process_that_does_not_leave_is_killed(
     stubborn.write_text("""#!/bin/sh\necho '"ready"'\nexec sleep 60\n""")
     stubborn.chmod(0o755)
     monkeypatch.setattr(direct.sys, "executable", str(stubborn))
-    monkeypatch.setattr(direct, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(line_process, "PATIENCE_SECONDS", 0.1)
     with DirectEngine("m", EngineConfig(), JOB) as engine:
         assert resident_bytes_of(engine.pid) is not None
     assert resident_bytes_of(engine.pid) is None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kakeya.bench import peers
+from kakeya.bench import line_process, peers
 from kakeya.bench.peers import PeerProcess, require_peer
 from kakeya.bench.plan import DecodeCase
 from kakeya.errors import ConfigError, PeerFailed
@@ -84,7 +84,7 @@ def test_a_peer_that_cannot_start_leaves_no_process() -> None:
 
 
 def test_a_peer_that_ignores_the_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(line_process, "PATIENCE_SECONDS", 0.1)
     peer = _peer(WORKER + "\ntime.sleep(60)")
     began = time.perf_counter()
     peer.close()
