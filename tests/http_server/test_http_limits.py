@@ -98,7 +98,7 @@ def test_nor_is_one_that_goes_on_and_on(small: HttpServer) -> None:
 def test_a_body_that_does_not_come_is_given_up(small: HttpServer) -> None:
     began = time.monotonic()
     answer = raw(small, head("POST", "/odd/size", "Content-Length: 10"), b"12345")
-    assert 0.2 < time.monotonic() - began < 3
+    assert 0.2 < time.monotonic() - began < 10
     assert (parsed(answer)[0], code_of(answer)) == (408, "request_timeout")
     assert seen["read"] == 0
 
@@ -120,14 +120,14 @@ def test_a_head_that_does_not_come_is_given_up(small: HttpServer) -> None:
     for begun in (b"", b"GET /healthz HT"):
         began = time.monotonic()
         assert raw(small, begun) == b""
-        assert 0.2 < time.monotonic() - began < 3
+        assert 0.2 < time.monotonic() - began < 10
 
 
 def test_a_second_head_has_no_longer(small: HttpServer) -> None:
     began = time.monotonic()
     answer = raw(small, head("GET", "/healthz"), b"GET /heal", pause=0.05)
     assert parsed(answer)[0] == 200
-    assert 0.2 < time.monotonic() - began < 3
+    assert 0.2 < time.monotonic() - began < 10
 
 
 def test_a_head_behind_a_running_request_waits_for_it(small: HttpServer) -> None:
@@ -144,7 +144,7 @@ def test_a_silent_connection_is_closed_after_its_time(small: HttpServer) -> None
     began = time.monotonic()
     answer = raw(small, head("GET", "/healthz"))
     assert parsed(answer)[0] == 200
-    assert 0.4 < time.monotonic() - began < 3
+    assert 0.4 < time.monotonic() - began < 10
 
 
 def test_a_head_that_goes_on_and_on_is_refused(small: HttpServer) -> None:
