@@ -98,6 +98,11 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
+    @property
+    def is_plain(self) -> bool:
+        """No look at the history, no bias, no log-probabilities."""
+        return not (self.has_penalties or self.logit_bias or self.logprobs or self.top_logprobs)
+
 
 def _check(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
     bracket = "(" if low_open else "["

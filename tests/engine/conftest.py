@@ -7,8 +7,10 @@ import torch
 from kakeya.config import EngineConfig
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import Proposer
+from kakeya.engine.runner import Backend
 from kakeya.models.decoder import Decoder
 from support import tiny
+from support.ahead import RunsAhead
 from support.oracle import Oracle
 
 
@@ -40,13 +42,20 @@ def decoder(tiny_llama: Path) -> Decoder:
 MakeEngine = Callable[..., Engine]
 
 
+@pytest.fixture(params=["in step", "ahead"])
+def paced(request: pytest.FixtureRequest) -> Callable[[Backend], Backend]:
+    """Whatever an engine does must not depend on whether its device runs ahead."""
+    return RunsAhead if request.param == "ahead" else lambda backend: backend
+
+
 @pytest.fixture
-def make_engine(decoder: Decoder) -> Iterator[MakeEngine]:
+def make_engine(decoder: Decoder, paced: Callable[[Backend], Backend]) -> Iterator[MakeEngine]:
     """Engines over the shared tiny model, shut down at the end of the test."""
     engines: list[Engine] = []
 
     def make(config: EngineConfig | None = None, proposer: Proposer | None = None) -> Engine:
-        engines.append(tiny.make_engine(decoder, config or tiny.engine_config(), proposer))
+        config = config or tiny.engine_config()
+        engines.append(Engine(paced(tiny.make_backend(decoder, config)), config, proposer))
         return engines[-1]
 
     yield make

@@ -12,7 +12,7 @@ from kakeya.engine.batch import Segment
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import DraftRequest
 from kakeya.engine.request import Follower
-from kakeya.engine.runner import CpuBackend, StepOutput
+from kakeya.engine.runner import Backend, CpuBackend, StepOutput
 from kakeya.engine.stream import EventStream
 from kakeya.errors import (
     HistoryMismatch,
@@ -49,11 +49,13 @@ class Hooked(CpuBackend):
 
 
 @pytest.fixture
-def hooked(decoder: Decoder, request: pytest.FixtureRequest) -> Callable[..., tuple[Engine, Hooked]]:
+def hooked(
+    decoder: Decoder, paced: Callable[[Backend], Backend], request: pytest.FixtureRequest
+) -> Callable[..., tuple[Engine, Hooked]]:
     def make(before: Callable[[Rows[Segment]], None], **changes: object) -> tuple[Engine, Hooked]:
         config = tiny.engine_config(**changes)
         backend = Hooked(tiny.make_backend(decoder, config), before)
-        engine = Engine(backend, config)
+        engine = Engine(paced(backend), config)
         request.addfinalizer(engine.shutdown)
         return engine, backend
 

@@ -21,11 +21,11 @@ class Diary(Follower):
         self.entries: list[tuple[str, int]] = []
 
     def answered(self, request: Request) -> None:
-        self.entries.append(("answered", request.stream.taken()))
+        self.entries.append(("answered", request.stream.taken))
 
     def ended(self, request: Request) -> None:
         assert isinstance(request.terminal, DoneEvent)
-        self.entries.append((request.terminal.stop_reason, request.stream.taken()))
+        self.entries.append((request.terminal.stop_reason, request.stream.taken))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def test_polling_takes_what_is_there_and_never_waits() -> None:
     events.put(TokenEvent(3))
     events.put(DONE)
     assert (events.poll(), events.poll(), events.poll()) == (TokenEvent(3), DONE, None)
-    assert events.taken() == 1
+    assert events.taken == 1
 
 
 def test_all_that_waits_can_be_taken_at_once() -> None:
@@ -32,7 +32,7 @@ def test_all_that_waits_can_be_taken_at_once() -> None:
     events.put(TokenEvent(4))
     assert events.unread_after_pause() == 2
     assert events.poll_all() == [TruncatedEvent(5), TokenEvent(3), TokenEvent(4)]
-    assert (events.taken(), events.unread, wakes) == (2, 0, ["engine"])
+    assert (events.taken, events.unread, wakes) == (2, 0, ["engine"])
     assert events.poll_all() == []
     events.put(DONE)
     assert events.poll_all() == [DONE]

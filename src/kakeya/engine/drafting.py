@@ -27,6 +27,11 @@ class Drafter:
         self._vocab_size = vocab_size
 
     @property
+    def is_active(self) -> bool:
+        """There is a proposer, which wants to see every token before the next step is planned."""
+        return self._proposer is not None
+
+    @property
     def hidden_layers(self) -> Tokens[int]:
         return self._proposer.hidden_layers if self._proposer is not None else ()
 
@@ -92,6 +97,8 @@ def accepted(segment: Segment, sampled: Tokens[Sampled]) -> Tokens[Sampled]:
     """
     sequence, draft = segment.sequence, segment.draft
     constraint = request_of(sequence).constraint
+    if constraint is None and not draft:
+        return sampled
     for index, token in enumerate(sampled):
         if constraint is not None:
             constraint.advance([token.token_id])
@@ -106,7 +113,10 @@ def sample_requests(segment: Segment, reach: int) -> list[SampleRequest]:
 
     Penalties look back over `reach` tokens.
     """
-    sampling = request_of(segment.sequence).sampling
+    request = request_of(segment.sequence)
+    sampling = request.sampling
+    if segment.logit_rows == 1 and request.constraint is None and not sampling.has_penalties:
+        return [SampleRequest(sampling, segment.end)]
     history: Tokens[int] = ()
     if segment.logit_rows and sampling.has_penalties:
         history = [*segment.sequence.tokens[-reach:], *segment.draft]

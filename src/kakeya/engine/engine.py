@@ -1,12 +1,14 @@
 """The engine: one thread owns the model, the pool and the device.
 
 Other threads talk to it through calls that queue in a bounded inbox and through event streams.
-`_step` and `_advance` are the whole loop: plan → run → sample → commit → emit.
+`_step` is the whole loop: plan → launch → judge → commit → emit. On a device that runs ahead, the next
+step is launched before the last one is judged, and computed while its tokens are emitted.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence as Tokens
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -21,8 +23,8 @@ from kakeya.engine.inbox import Inbox
 from kakeya.engine.observer import EngineObserver, Unobserved
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.request import Follower, Request
-from kakeya.engine.runner import Backend, StepOutput
-from kakeya.engine.sampler import Sampled, sample
+from kakeya.engine.runner import Backend, Failed, LaunchedStep, StepResult
+from kakeya.engine.sampler import Sampled, SampleRequest
 from kakeya.engine.scheduler import Scheduler, request_of
 from kakeya.engine.scoring import score_blocks
 from kakeya.engine.sequence import Sequence
@@ -44,6 +46,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class _Step:
+    """A planned batch on its way; `may_be_followed` if the next can be planned before it is judged."""
+
+    segments: Tokens[Segment]
+    launched: LaunchedStep
+    may_be_followed: bool
+
+
 class Engine:
     """Continuous batching over bounded slabs. Public methods may be called from any thread."""
 
@@ -60,6 +71,7 @@ class Engine:
         self._drafter = Drafter(proposer, backend.vocab_size)
         self._scheduler = Scheduler(config)
         self._inbox = Inbox(config.max_waiting)
+        self._in_flight: _Step | None = None
         self._draining = False
         self._stopping = False
         self._drained = threading.Event()
@@ -165,7 +177,7 @@ class Engine:
 
     def _loop(self) -> None:
         while not self._stopping:
-            self._inbox.answer(wait=not self._scheduler.ready())
+            self._inbox.answer(wait=self._in_flight is None and not self._scheduler.has_work())
             self._end_requests()
             self._step()
             if self._draining and not self._scheduler.active:
@@ -174,48 +186,83 @@ class Engine:
             self._cancel(sequence)
 
     def _step(self) -> None:
-        """One step: plan, then run → sample → commit → emit."""
+        """Launch the next step, then judge the one before it, or this one if it must not be followed."""
+        before, step = self._in_flight, self._launch(self._plan())
+        self._in_flight = step
+        if before is not None:
+            self._judge(before)
+        if self._in_flight is not None and not self._in_flight.may_be_followed:
+            step, self._in_flight = self._in_flight, None
+            self._judge(step)
+
+    def _plan(self) -> Tokens[Segment]:
         ready = self._scheduler.ready()
         drafts = self._drafter.propose(ready, self._scheduler.draft_limit)
         segments = self._scheduler.plan(ready, drafts)
-        if not segments:
-            return
         for segment in segments:
             request_of(segment.sequence).planned(self._observer)
-        try:
-            self._advance(segments)
-        except Exception as error:
-            self._retry_alone(segments, error)
+        return segments
 
-    def _advance(self, segments: Tokens[Segment]) -> None:
+    def _launch(self, segments: Tokens[Segment]) -> _Step | None:
+        if not segments:
+            return None
         for segment in segments:
             segment.sequence.slab.reserve(segment.rows)
-        requests = [r for s in segments for r in sample_requests(s, self._config.cache.capacity)]
-        output = self._backend.run(segments, self._drafter.hidden_layers)
-        sampled = sample(output.logits, requests)
+            if segment.logit_rows:
+                request_of(segment.sequence).in_flight += 1
+        try:
+            requests = [r for s in segments for r in sample_requests(s, self._config.cache.capacity)]
+            launched = self._backend.launch(segments, requests, self._drafter.hidden_layers)
+        except Exception as error:
+            return _Step(segments, Failed(error), may_be_followed=False)
+        return _Step(segments, launched, self._may_be_followed(segments, requests))
+
+    def _may_be_followed(self, segments: Tokens[Segment], requests: Tokens[SampleRequest]) -> bool:
+        """Nothing but single tokens, none of which anything on the host must see before the next is planned.
+
+        Rows beyond the spare slots are undone by putting back what they overwrote: not while more follow.
+        """
+        if not self._backend.runs_ahead or self._drafter.is_active:
+            return False
+        return all(s.rows == 1 for s in segments) and all(request.is_plain for request in requests)
+
+    def _judge(self, step: _Step) -> None:
+        """Wait for a step and keep what may be kept of it."""
+        try:
+            result = step.launched.result()
+        except Exception as error:
+            self._retry_alone(step.segments, error)
+            return
         row, logit_row = 0, 0
-        for segment in segments:
-            self._judge(segment, sampled[logit_row : logit_row + segment.logit_rows], output, row)
+        for segment in step.segments:
+            if not segment.is_stale:
+                sampled = result.sampled[logit_row : logit_row + segment.logit_rows]
+                self._judge_segment(segment, sampled, result, row)
             row += segment.rows
             logit_row += segment.logit_rows
 
-    def _judge(self, segment: Segment, sampled: Tokens[Sampled], output: StepOutput, row: int) -> None:
-        """Keep what may be kept. A failure is this segment's own from here on: others are committed."""
+    def _judge_segment(
+        self, segment: Segment, sampled: Tokens[Sampled], result: StepResult, row: int
+    ) -> None:
+        """A failure is this segment's own from here on: others are committed."""
         try:
             chosen = accepted(segment, sampled)
         except Exception as error:
             self._fail_request(segment.sequence, error)
             return
         kept = segment.rows - (segment.draft_count - max(0, len(chosen) - 1))
-        self._drafter.observe(segment, output.hidden, slice(row, row + kept))
+        if self._drafter.is_active:
+            self._drafter.observe(segment, result.hidden, slice(row, row + kept))
         self._commit(segment, kept, chosen)
 
     def _commit(self, segment: Segment, kept: int, chosen: Tokens[Sampled]) -> None:
         """Keep the accepted rows, forget the rest, and emit the chosen tokens."""
         sequence, request = segment.sequence, request_of(segment.sequence)
-        sequence.slab.written = segment.start + kept
-        if not sequence.is_decoding:
+        launched_since = sequence.slab.written - segment.end
+        if not request.emitted:
             self._observer.prompt_computed(kept)
+        if chosen:
+            request.in_flight -= 1
         if segment.draft_count:
             request.judged(segment.draft_count, segment.rows - kept, self._observer)
         for token in chosen:
@@ -223,9 +270,11 @@ class Engine:
             request.emit(token, sequence.dropped, self._observer)
         if chosen and is_last(chosen[-1].token_id, sequence.eos_token_ids, request.constraint):
             request.finish(StopReason.EOS)
-        elif request.remaining == 0:
+        elif request.emitted == request.max_tokens:
             request.finish(StopReason.MAX_TOKENS)
-        self._settled(sequence)
+        sequence.slab.written = segment.start + kept + (0 if request.finished else launched_since)
+        if request.finished or request.emitted <= 1:  # the others are settled as their tokens are taken
+            self._settled(sequence)
 
     # What the calls do.
 
@@ -286,7 +335,7 @@ class Engine:
         block = prefill_segment(sequence, self._config.prefill_block)
         segment = Segment(sequence, block.start, block.tokens, 0, block.rows)
         sequence.slab.reserve(segment.rows)
-        logits = self._backend.run([segment]).logits
+        logits = self._backend.score(segment)
         sequence.commit_taken()
         return logits
 
@@ -323,9 +372,10 @@ class Engine:
     def _end_requests(self) -> None:
         """Cancel what its reader gave up, release what its reader has read to the end."""
         for sequence in list(self._scheduler.active):
-            if request_of(sequence).stream.cancel_requested:
+            request = request_of(sequence)
+            if request.stream.cancel_requested:
                 self._cancel(sequence)
-            else:
+            elif request.finished or request.taken_length != sequence.committed:
                 self._settled(sequence)
 
     def _cancel(self, sequence: Sequence) -> None:
@@ -356,18 +406,26 @@ class Engine:
 
     def _retry_alone(self, segments: Tokens[Segment], error: Exception) -> None:
         """A step raised: undo it, then run each segment by itself, so that only the guilty fail."""
-        for segment in segments:
+        self._discard_in_flight()
+        current = [segment for segment in segments if not segment.is_stale]
+        for segment in current:
             segment.undo()
         if len(segments) == 1:
-            self._fail_request(segments[0].sequence, error)
+            for segment in current:
+                self._fail_request(segment.sequence, error)
             return
         log.warning("a step of %d segments failed, running them one by one: %r", len(segments), error)
-        for segment in segments:
-            try:
-                self._advance([segment])
-            except Exception as own_error:
+        for segment in current:
+            step = self._launch([segment.renewed()])
+            assert step is not None
+            self._judge(step)
+
+    def _discard_in_flight(self) -> None:
+        """Undo the step that was launched upon one that failed; its generates are planned anew."""
+        step, self._in_flight = self._in_flight, None
+        if step is not None:
+            for segment in step.segments:
                 segment.undo()
-                self._fail_request(segment.sequence, own_error)
 
     def _fail_request(self, sequence: Sequence, error: Exception) -> None:
         if isinstance(error, InvariantViolation):

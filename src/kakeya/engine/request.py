@@ -49,11 +49,24 @@ class Request:
     emitted: int = 0
     proposed: int = 0
     accepted: int = 0
+    in_flight: int = 0
+    """Tokens that launched steps will choose and nobody has read yet."""
     finished: bool = False
 
     @property
     def remaining(self) -> int:
-        return self.max_tokens - self.emitted
+        """How many tokens are still to be planned."""
+        return self.max_tokens - self.emitted - self.in_flight
+
+    @property
+    def taken_length(self) -> int:
+        """How long the history is with what the reader has taken."""
+        return self.prompt_length + self.stream.taken
+
+    @property
+    def is_decoding(self) -> bool:
+        """The prompt is computed, or will be when what is in flight has ended."""
+        return self.emitted + self.in_flight > 0
 
     def planned(self, observer: EngineObserver) -> None:
         """A step is about to carry it."""

@@ -1,4 +1,4 @@
-"""Runs a planned batch on a device. What differs between devices hides behind `Backend`."""
+"""Runs planned batches on a device. What differs between devices hides behind `Backend`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kakeya.engine.attention import NativeAttention, TorchAttention
 from kakeya.engine.batch import Segment
+from kakeya.engine.sampler import Sampled, SampleRequest, sample
 from kakeya.engine.slab import SlabPool
 from kakeya.errors import InvariantViolation
 from kakeya.kernels import Kernels
@@ -17,13 +18,21 @@ from kakeya.types import Numerics
 
 
 @dataclass(frozen=True)
-class StepOutput:
-    """What a step computed."""
+class StepResult:
+    """What a step chose, and what it showed on the way."""
 
-    logits: Tensor
-    """[asked rows, vocab] float32, in segment order."""
+    sampled: Sequence[Sampled]
+    """One for each row whose logits were asked for, in segment order."""
     hidden: Mapping[int, Tensor]
     """The outputs of the layers that were asked for, [rows, hidden], in segment order."""
+
+
+class LaunchedStep(Protocol):
+    """A step that the device computes, or has computed."""
+
+    def result(self) -> StepResult:
+        """Wait for it. Raises StepFailed when a row gave no finite logit."""
+        ...
 
 
 class Backend(Protocol):
@@ -40,9 +49,53 @@ class Backend(Protocol):
         """Names the model and its numbers: slab contents are meaningless under another one."""
         ...
 
-    def run(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> StepOutput:
-        """Compute every row, writing its keys and values to its slab (already reserved)."""
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a step may be launched while the one before is still computed, with PENDING tokens."""
         ...
+
+    def launch(
+        self,
+        segments: Sequence[Segment],
+        requests: Sequence[SampleRequest],
+        hidden_layers: Sequence[int] = (),
+    ) -> LaunchedStep:
+        """Compute every row, writing its keys and values to its slab (already reserved), and choose a token
+        for each of the `requests`, of which there is one for each asked-for row of logits."""
+        ...
+
+    def score(self, segment: Segment) -> Tensor:
+        """Compute a segment alone and wait for the logits of all its rows, [rows, vocab] float32."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step computed, before anything is chosen."""
+
+    logits: Tensor
+    """[asked rows, vocab] float32, in segment order."""
+    hidden: Mapping[int, Tensor]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A step that was over when its launch returned."""
+
+    outcome: StepResult
+
+    def result(self) -> StepResult:
+        return self.outcome
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A step that could not be launched."""
+
+    error: Exception
+
+    def result(self) -> StepResult:
+        raise self.error
 
 
 class CpuBackend:
@@ -73,7 +126,24 @@ class CpuBackend:
     def fingerprint(self) -> str:
         return self._fingerprint
 
+    @property
+    def runs_ahead(self) -> bool:
+        return False
+
+    def launch(
+        self,
+        segments: Sequence[Segment],
+        requests: Sequence[SampleRequest],
+        hidden_layers: Sequence[int] = (),
+    ) -> LaunchedStep:
+        output = self.run(segments, hidden_layers)
+        return Computed(StepResult(sample(output.logits, requests), output.hidden))
+
+    def score(self, segment: Segment) -> Tensor:
+        return self.run([segment]).logits
+
     def run(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> StepOutput:
+        """The logits of the asked-for rows, and the hidden states."""
         step = self._attention.begin(segments)
         taps: dict[int, Tensor] = {}
 

@@ -9,6 +9,7 @@ neither batching, chunking nor speculation can change what is drawn.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +21,7 @@ from kakeya.errors import StepFailed
 from kakeya.types import SamplingParams, TokenLogprob
 
 
-@dataclass(frozen=True)
-class SampleRequest:
+class SampleRequest(NamedTuple):
     """What one row is sampled with: `position` of the token to choose, `recent` tokens for the penalties.
 
     `mask` has the bits of the tokens that may be chosen, lowest id first, little-endian; None allows all.
@@ -31,6 +31,11 @@ class SampleRequest:
     position: int
     recent: Sequence[int] = ()
     mask: bytes | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """The row's logits, seed and position are all that it takes, and the token all that is wanted."""
+        return self.mask is None and self.params.is_plain
 
 
 @dataclass(frozen=True)

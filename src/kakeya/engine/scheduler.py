@@ -36,6 +36,10 @@ class Scheduler:
         if all(other.owner != sequence.owner for other in self._active):
             del self._served[sequence.owner]
 
+    def has_work(self) -> bool:
+        """Whether any sequence is ready."""
+        return any(map(self._may_run, self._active))
+
     def ready(self) -> list[Sequence]:
         """The sequences that may be computed now: work left, and a reader that keeps up."""
         return [sequence for sequence in self._active if self._may_run(sequence)]
@@ -48,48 +52,60 @@ class Scheduler:
 
     def plan(self, ready: List[Sequence], drafts: Mapping[int, List[int]]) -> list[Segment]:
         """Fill one step. `drafts` maps id(sequence) to its guesses. Charges owners and requests."""
-        queues = self._queues_by_owner(ready)
+        segments = [self._segment(sequence, drafts) for sequence in ready]
+        if sum(segment.rows for segment in segments) > self._config.max_batch_tokens:
+            return self._fair_share(segments)
+        for segment in segments:
+            self._charge(segment)
+        return segments
+
+    def _segment(self, sequence: Sequence, drafts: Mapping[int, List[int]]) -> Segment:
+        if sequence.is_decoding:
+            return decode_segment(sequence, drafts.get(id(sequence), ()))
+        return prefill_segment(sequence, self._config.prefill_block)
+
+    def _fair_share(self, segments: List[Segment]) -> list[Segment]:
+        """As many as the budget holds, the least served first."""
+        queues = self._queues_by_owner(segments)
         turns = [(self._served[owner], owner) for owner in queues]
         heapq.heapify(turns)
         budget = self._config.max_batch_tokens
-        segments: list[Segment] = []
+        chosen: list[Segment] = []
         while turns:
-            served, owner = heapq.heappop(turns)
-            segment = self._next_segment(queues[owner], drafts, budget)
+            _, owner = heapq.heappop(turns)
+            segment = self._next_that_fits(queues[owner], budget)
             if segment is None:
                 continue
-            segments.append(segment)
+            chosen.append(segment)
             budget -= segment.rows
-            self._served[owner] = served + segment.rows
-            request_of(segment.sequence).served += segment.rows
+            self._charge(segment)
             heapq.heappush(turns, (self._served[owner], owner))
-        return segments
+        return chosen
+
+    def _charge(self, segment: Segment) -> None:
+        rows = segment.rows
+        self._served[segment.sequence.owner] += rows
+        request_of(segment.sequence).served += rows
 
     def _may_run(self, sequence: Sequence) -> bool:
         request = request_of(sequence)
-        if request.finished:
+        if request.finished or request.remaining <= 0:
             return False
         # Unread tokens must stay within the spare slots, so that a cancel can take them back.
-        spare = self._config.cache.spare
+        spare = self._config.cache.spare - request.in_flight
         return request.stream.unread <= spare or request.stream.unread_after_pause() <= spare
 
-    def _queues_by_owner(self, ready: List[Sequence]) -> dict[str, list[Sequence]]:
-        queues: dict[str, list[Sequence]] = {}
+    def _queues_by_owner(self, segments: List[Segment]) -> dict[str, list[Segment]]:
+        queues: dict[str, list[Segment]] = {}
         # The least served last: queues are taken from the end.
-        for sequence in sorted(ready, key=lambda s: request_of(s).served, reverse=True):
-            queues.setdefault(sequence.owner, []).append(sequence)
+        for segment in sorted(segments, key=lambda s: request_of(s.sequence).served, reverse=True):
+            queues.setdefault(segment.sequence.owner, []).append(segment)
         return queues
 
-    def _next_segment(
-        self, queue: list[Sequence], drafts: Mapping[int, List[int]], budget: int
-    ) -> Segment | None:
+    def _next_that_fits(self, queue: list[Segment], budget: int) -> Segment | None:
         """The first segment in the queue that fits the budget; what does not fit waits for the next step."""
         while queue:
-            sequence = queue.pop()
-            if sequence.is_decoding:
-                segment = decode_segment(sequence, drafts.get(id(sequence), ()))
-            else:
-                segment = prefill_segment(sequence, self._config.prefill_block)
+            segment = queue.pop()
             if segment.rows <= budget:
                 return segment
         return None

@@ -22,8 +22,8 @@ class EventStream:
         self._wake = wake
         self._changed = threading.Condition()
         self._events: deque[Event] = deque()
-        self._unread = 0
-        self._taken = 0
+        self.unread = 0  # tokens that wait
+        self.taken = 0  # tokens that its reader has
         self._reader_is_behind = False
         self._terminated = False
         self._ended = False
@@ -38,7 +38,7 @@ class EventStream:
         with self._changed:
             assert not self._terminated, "event after the terminal one"
             self._events.append(event)
-            self._unread += isinstance(event, TokenEvent)
+            self.unread += isinstance(event, TokenEvent)
             self._terminated = isinstance(event, (DoneEvent, FailedEvent))
             self._tell_reader()
 
@@ -46,25 +46,18 @@ class EventStream:
         """Drop what is unread and end with `terminal_event(tokens taken)`, unless the reader saw the end."""
         with self._changed:
             self._events = deque(event for event in self._events if isinstance(event, TruncatedEvent))
-            self._unread = 0
+            self.unread = 0
             if not self._ended:
                 self._terminated = True
-                self._events.append(terminal_event(self._taken))
+                self._events.append(terminal_event(self.taken))
             self._tell_reader()
-
-    def taken(self) -> int:
-        return self._taken
 
     def unread_after_pause(self) -> int:
         """How many tokens wait; asks for a wake-up call when the reader takes the next one."""
         with self._changed:
-            self._reader_is_behind = self._unread > 0
+            self._reader_is_behind = self.unread > 0
             self._announce_if_ready()
-            return self._unread
-
-    @property
-    def unread(self) -> int:
-        return self._unread
+            return self.unread
 
     def _tell_reader(self) -> None:
         self._changed.notify()
@@ -117,8 +110,8 @@ class EventStream:
         with self._changed:
             events = list(self._events)
             self._events.clear()
-            self._taken += self._unread
-            self._unread = 0
+            self.taken += self.unread
+            self.unread = 0
             self._ended = self._ended or self._terminated
         self._wake_if_asked()
         return events
@@ -126,8 +119,8 @@ class EventStream:
     def _take(self) -> Event:
         event = self._events.popleft()
         if isinstance(event, TokenEvent):
-            self._taken += 1
-            self._unread -= 1
+            self.taken += 1
+            self.unread -= 1
         self._ended = isinstance(event, (DoneEvent, FailedEvent))
         return event
 

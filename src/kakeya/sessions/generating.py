@@ -66,13 +66,13 @@ class Generating(Follower):
     def ended(self, request: Request) -> None:
         self.session.touch()
         assert request.terminal is not None
-        self._write_down(request.terminal, request.stream.taken())
+        self._write_down(request.terminal, request.stream.taken)
         self._keep_figures(request)
         if self.span is not None:
-            self.span.end(request.terminal, request.prompt_length, request.stream.taken())
+            self.span.end(request.terminal, request.prompt_length, request.stream.taken)
 
     def _keep_figures(self, request: Request) -> None:
-        tokens, sequence = request.stream.taken(), self.session.sequence
+        tokens, sequence = request.stream.taken, self.session.sequence
         if tokens == 0 or not isinstance(request.terminal, DoneEvent):
             return
         self.session.turn_ended(

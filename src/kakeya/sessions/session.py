@@ -105,4 +105,4 @@ class Session:
 
 def _taken(sequence: Sequence) -> int:
     """Tokens that the reader of a running generate has taken so far."""
-    return 0 if sequence.request is None else sequence.request.stream.taken()
+    return 0 if sequence.request is None else sequence.request.stream.taken

@@ -1,0 +1,59 @@
+"""A backend that keeps the contract of a device that runs ahead, on the CPU."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from kakeya.engine.batch import PENDING, Segment
+from kakeya.engine.runner import Backend, Failed, LaunchedStep
+from kakeya.engine.sampler import SampleRequest
+from kakeya.engine.slab import SlabPool
+
+
+class RunsAhead:
+    """Takes PENDING tokens: it alone knows what it chose last for each slab. Errors show when results are read."""
+
+    runs_ahead = True
+
+    def __init__(self, source: Backend) -> None:
+        self._source = source
+        self._newest: dict[int, int] = {}
+        self.pending_rows = 0
+
+    @property
+    def pool(self) -> SlabPool:
+        return self._source.pool
+
+    @property
+    def vocab_size(self) -> int:
+        return self._source.vocab_size
+
+    @property
+    def fingerprint(self) -> str:
+        return self._source.fingerprint
+
+    def score(self, segment: Segment) -> Tensor:
+        return self._source.score(segment)
+
+    def launch(
+        self,
+        segments: Sequence[Segment],
+        requests: Sequence[SampleRequest],
+        hidden_layers: Sequence[int] = (),
+    ) -> LaunchedStep:
+        try:
+            step = self._source.launch([self._known(s) for s in segments], requests, hidden_layers)
+        except Exception as error:
+            return Failed(error)
+        chosen = iter(step.result().sampled)
+        for segment in segments:
+            for _ in range(segment.logit_rows):
+                self._newest[segment.sequence.slab.index] = next(chosen).token_id
+        return step
+
+    def _known(self, segment: Segment) -> Segment:
+        if segment.tokens[0] != PENDING:
+            return segment
+        self.pending_rows += 1
+        return replace(segment, tokens=[self._newest[segment.sequence.slab.index]])
