@@ -155,7 +155,8 @@ def requests_and_logits(draw: st.DrawFn) -> tuple[torch.Tensor, list[SampleReque
         logprobs=st.booleans(),
         top_logprobs=st.integers(0, 3),
     )
-    request = st.builds(SampleRequest, params, st.integers(0, 10**9), st.lists(token, max_size=5))
+    recent = st.lists(token, max_size=5)
+    request = st.builds(SampleRequest, params, st.integers(0, 10**9), recent, st.none())
     rows = draw(st.lists(st.lists(finite, min_size=vocab, max_size=vocab), min_size=count, max_size=count))
     return torch.tensor(rows), draw(st.lists(request, min_size=count, max_size=count))
 

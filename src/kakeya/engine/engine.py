@@ -40,7 +40,7 @@ from kakeya.errors import (
     StepFailed,
     Unavailable,
 )
-from kakeya.types import SamplingParams, StopReason
+from kakeya.types import SamplingParams, StopReason, TruncatedEvent
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -265,9 +265,11 @@ class Engine:
             request.in_flight -= 1
         if segment.draft_count:
             request.judged(segment.draft_count, segment.rows - kept, self._observer)
+        if chosen and not request.emitted and sequence.dropped:
+            request.stream.put(TruncatedEvent(sequence.dropped))
         for token in chosen:
             sequence.tokens.append(token.token_id)
-            request.emit(token, sequence.dropped, self._observer)
+            request.emit(token, self._observer)
         if chosen and is_last(chosen[-1].token_id, sequence.eos_token_ids, request.constraint):
             request.finish(StopReason.EOS)
         elif request.emitted == request.max_tokens:

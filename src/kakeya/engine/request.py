@@ -9,7 +9,7 @@ from kakeya.engine.constraint import Constraint
 from kakeya.engine.observer import EngineObserver
 from kakeya.engine.sampler import Sampled
 from kakeya.engine.stream import EventStream
-from kakeya.types import DoneEvent, FailedEvent, SamplingParams, StopReason, TokenEvent, TruncatedEvent
+from kakeya.types import DoneEvent, FailedEvent, SamplingParams, StopReason, TokenEvent
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +80,8 @@ class Request:
         self.accepted += guessed - wrong
         observer.drafts(guessed, guessed - wrong)
 
-    def emit(self, token: Sampled, dropped: int, observer: EngineObserver) -> None:
-        """Put a token on the stream; before the first one, how many have left the window."""
-        if not self.emitted and dropped:
-            self.stream.put(TruncatedEvent(dropped))
+    def emit(self, token: Sampled, observer: EngineObserver) -> None:
+        """Put a token on the stream."""
         self._count_token(observer)
         self.stream.put(TokenEvent(token.token_id, token.logprob, token.top_logprobs))
 

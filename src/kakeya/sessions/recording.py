@@ -22,7 +22,7 @@ class RecordedStream(EventStream):
     def is_settled(self) -> bool:
         """Whether the generate has ended and its reader has all of it, or never will."""
         with self._changed:
-            return self._terminated and self._unread == 0
+            return self._terminated and self.unread == 0
 
     def put(self, event: Event) -> None:
         self._remember(event)
