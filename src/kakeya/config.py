@@ -7,7 +7,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from kakeya.errors import ConfigError
-from kakeya.types import AdmissionPolicy, DType, KernelChoice, Numerics, WeightFormat
+from kakeya.types import AdmissionPolicy, BackendChoice, DType, KernelChoice, Numerics, WeightFormat
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -42,10 +42,23 @@ class CacheConfig:
         return self.capacity + self.spare
 
 
+class _Unasked(int):
+    """A number that nobody asked for: a backend may have a better one."""
+
+
+_CPU_BLOCK, _CPU_BATCH = _Unasked(128), _Unasked(256)
+# A device of some hundred TFLOP/s wants large products; decoding sessions still fit beside a block.
+_CUDA_BLOCK, _CUDA_BATCH = _Unasked(2048), _Unasked(2304)
+
+
 @dataclass(frozen=True)
 class EngineConfig:
-    """How the engine runs: numerics, batching and queues."""
+    """How the engine runs: backend, numerics, batching and queues.
 
+    `prefill_block` and `max_batch_tokens` depend on the backend where they are left out.
+    """
+
+    backend: BackendChoice = BackendChoice.AUTO
     cache: CacheConfig = field(default_factory=CacheConfig)
     capacity: int = 1
     numerics: Numerics = Numerics.FAST
@@ -53,11 +66,13 @@ class EngineConfig:
     weights: WeightFormat = WeightFormat.AUTO
     kernels: KernelChoice = KernelChoice.AUTO
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
-    prefill_block: int = 128
-    max_batch_tokens: int = 256
+    prefill_block: int = _CPU_BLOCK
+    max_batch_tokens: int = _CPU_BATCH
     max_waiting: int = 4096
 
     def __post_init__(self) -> None:
+        if self.backend is BackendChoice.CUDA:
+            self._enlarge()
         _positive("capacity", self.capacity, most=2**20)
         _positive("threads", self.threads, most=1024)
         _positive("prefill_block", self.prefill_block, most=2**16)
@@ -68,6 +83,18 @@ class EngineConfig:
                 f"max_batch_tokens must be at least prefill_block, {self.prefill_block}, "
                 f"got {self.max_batch_tokens}"
             )
+
+    @property
+    def asked_batch_tokens(self) -> int | None:
+        """`max_batch_tokens` if somebody asked for it, None where the backend decides."""
+        return None if isinstance(self.max_batch_tokens, _Unasked) else self.max_batch_tokens
+
+    def _enlarge(self) -> None:
+        """What suits CUDA, in place of what nobody asked for."""
+        if isinstance(self.max_batch_tokens, _Unasked):
+            object.__setattr__(self, "max_batch_tokens", _CUDA_BATCH)
+        if isinstance(self.prefill_block, _Unasked):
+            object.__setattr__(self, "prefill_block", _Unasked(min(_CUDA_BLOCK, self.max_batch_tokens)))
 
 
 @dataclass(frozen=True)

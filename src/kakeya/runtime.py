@@ -3,31 +3,29 @@
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import torch
 from torch import Tensor
 
-from kakeya import kernels as native
 from kakeya.config import DEFAULT_MODEL, EngineConfig, RuntimeConfig
 from kakeya.engine.constraint import Constraint
 from kakeya.engine.engine import Engine
 from kakeya.engine.observer import Unobserved
+from kakeya.engine.opening import OpenedBackend, chosen_backend, open_backend
 from kakeya.engine.proposer import Proposer
-from kakeya.engine.runner import CpuBackend
-from kakeya.engine.scoring import score_tokens
-from kakeya.engine.slab import SlabGeometry, SlabPool
-from kakeya.engine.state import read_state, write_state
+from kakeya.engine.scoring import score_blocks, score_tokens
+from kakeya.engine.state import on_device, on_host, read_state, write_state
 from kakeya.engine.stream import EventStream
-from kakeya.metrics import Metrics
 from kakeya.models.catalogue import resolve
 from kakeya.models.checkpoint import Checkpoint, open_checkpoint
-from kakeya.models.decoder import Decoder
-from kakeya.models.loader import load_decoder
+from kakeya.models.config import ModelConfig
 from kakeya.sessions import SessionDesk, Sweeper
 from kakeya.text import Tokenizer
 from kakeya.tracing import Tracing
 from kakeya.types import RuntimeFacts, SamplingParams, SessionInfo, TokenEvent
+
+if TYPE_CHECKING:
+    from kakeya.metrics import Metrics  # a front end's, which brings it
 
 LOCAL_OWNER = "local"
 # Who talks to a runtime in its own process closes its sessions itself.
@@ -53,27 +51,21 @@ class Runtime:
         path: str = "",
         proposer: Proposer | None = None,
         settings: RuntimeConfig = _LOCAL,
-        metrics: Metrics | None = None,
+        metrics: "Metrics | None" = None,
         tracing: Tracing | None = None,
     ) -> None:
-        torch.set_num_threads(config.threads)
-        kernels = native.load(config.kernels)
-        if kernels is not None:
-            kernels.set_threads(config.threads)
-        decoder = load_decoder(
-            checkpoint, dtype=config.dtype, weights=config.weights, numerics=config.numerics, kernels=kernels
-        )
+        config = chosen_backend(config)
+        opened = open_backend(checkpoint, config)
         self.config = config
         self.settings = settings
         self.tokenizer = tokenizer
-        self.model_config = decoder.config
-        self.fingerprint = f"{checkpoint.fingerprint}/{decoder.describe_weights()}"
-        self._pool = SlabPool(_geometry(decoder, config), config.capacity)
-        backend = CpuBackend(decoder, self._pool, config.numerics, kernels, self.fingerprint)
+        self.model_config = checkpoint.config
+        self.fingerprint = opened.backend.fingerprint
+        self._pool = opened.backend.pool
         observer = metrics or Unobserved()
-        self._engine = Engine(backend, config, proposer, observer)
+        self._engine = Engine(opened.backend, config, proposer, observer)
         self._desk = SessionDesk(self._engine, settings, observer, tracing)
-        self._facts = _facts(decoder, self._pool, config, kernels, model, path)
+        self._facts = _facts(opened, self.model_config, config, model, path)
         if metrics is not None:
             metrics.watch_sessions(self._desk.count, self._desk.live_bytes, self._facts.pool_bytes)
         self._sweeper = None
@@ -86,7 +78,7 @@ class Runtime:
         model: str = DEFAULT_MODEL,
         config: EngineConfig | None = None,
         settings: RuntimeConfig = _LOCAL,
-        metrics: Metrics | None = None,
+        metrics: "Metrics | None" = None,
         tracing: Tracing | None = None,
     ) -> Self:
         """Load a catalogue name, a path or a hub id, fetching it first if need be.
@@ -182,7 +174,9 @@ class Runtime:
     ) -> None:
         """Write the session's whole state to a file, with a note of the caller's own."""
         session = self._desk.used(session_id, owner)
-        write_state(path, self._engine.export_state(session.sequence, notes))
+        with self._pool.transfers:
+            state = on_host(self._engine.export_state(session.sequence, notes))
+        write_state(path, state)
 
     def import_session(
         self, path: Path, *, client_label: str = "", owner: str = LOCAL_OWNER
@@ -192,7 +186,9 @@ class Runtime:
         Raises StateMismatch for a file of another model, geometry or format.
         """
         state = read_state(path, self.fingerprint, self._pool.geometry)
-        return self._desk.adopt(state, owner, client_label), state.notes
+        with self._pool.transfers:
+            moved = on_device(state, self._pool.device)
+            return self._desk.adopt(moved, owner, client_label), state.notes
 
     def sweep(self) -> int:
         """Close the sessions that are idle for too long; how many they were. Runs by itself as well."""
@@ -201,6 +197,11 @@ class Runtime:
     def score(self, token_ids: Sequence[int]) -> Tensor:
         """Next-token logits after each token [n, vocab], through the engine, on a temporary session."""
         return self._engine.score(token_ids)
+
+    def score_blocks(self, token_ids: Sequence[int]) -> Generator[Tensor, None, None]:
+        """The same a block at a time [rows, vocab], so that a long text takes no more memory. Take them all,
+        or close the iterator."""
+        return score_blocks(self._engine, token_ids)
 
     def score_tokens(
         self, token_ids: Sequence[int], top_logprobs: int = 0
@@ -230,34 +231,25 @@ class Runtime:
         self.close()
 
 
-def _geometry(decoder: Decoder, config: EngineConfig) -> SlabGeometry:
-    model = decoder.config
-    return SlabGeometry(model.num_layers, model.num_kv_heads, model.head_dim, config.cache, config.dtype)
-
-
 def _facts(
-    decoder: Decoder,
-    pool: SlabPool,
-    config: EngineConfig,
-    kernels: native.Kernels | None,
-    model: str,
-    path: str,
+    opened: OpenedBackend, model_config: ModelConfig, config: EngineConfig, model: str, path: str
 ) -> RuntimeFacts:
-    geometry = pool.geometry
+    pool = opened.backend.pool
     return RuntimeFacts(
         model=model,
         path=path,
-        family=decoder.config.family,
-        parameters=decoder.num_parameters,
-        weights=decoder.describe_weights(),
+        family=model_config.family,
+        parameters=opened.parameters,
+        weights=opened.weights,
         dtype=config.dtype.value,
         numerics=config.numerics.value,
-        kernels=f"native ({kernels.isa})" if kernels is not None else "torch",
+        kernels=opened.kernels,
         threads=config.threads,
         sink=config.cache.sink,
         window=config.cache.window,
         capacity=config.capacity,
-        bytes_per_token=geometry.bytes_per_token,
-        session_bytes=geometry.slab_bytes,
+        bytes_per_token=pool.geometry.bytes_per_token,
+        session_bytes=pool.geometry.slab_bytes,
         pool_bytes=pool.storage.nbytes,
+        backend=config.backend.value,
     )

@@ -34,11 +34,19 @@ class WeightFormat(StrEnum):
 
 
 class KernelChoice(StrEnum):
-    """Which implementation computes the hot operations."""
+    """Which implementation computes the hot operations: our own (C++, or Triton on CUDA) or torch's."""
 
     AUTO = "auto"
     NATIVE = "native"
     TORCH = "torch"
+
+
+class BackendChoice(StrEnum):
+    """What computes; auto is a CUDA device where torch sees one."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
 
 
 class AdmissionPolicy(StrEnum):
@@ -238,3 +246,4 @@ class RuntimeFacts:
     bytes_per_token: int
     session_bytes: int
     pool_bytes: int
+    backend: str = BackendChoice.CPU.value

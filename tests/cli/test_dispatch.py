@@ -67,6 +67,7 @@ def test_an_unknown_verb_is_wrong_usage(run: Run) -> None:
         ("--window", "0", "window must be a whole number from 1"),
         ("--sink", "-1", "sink must be a whole number from 0"),
         ("--threads", "0", "threads must be a whole number from 1"),
+        ("--backend", "cuda", "there is no CUDA device"),
         ("--temperature", "-1", "temperature must be in [0.0"),
         ("--temperature", "nan", "temperature must be a number"),
         ("--top-p", "0", "top_p must be in (0.0"),
@@ -88,7 +89,7 @@ def test_a_bad_setting_is_wrong_usage_in_one_line(
     assert message in outcome.err
 
 
-@pytest.mark.parametrize("option", ["--dtype", "--weights", "--numerics", "--kernels"])
+@pytest.mark.parametrize("option", ["--dtype", "--weights", "--numerics", "--kernels", "--backend"])
 def test_a_choice_that_is_none_is_wrong_usage(run: Run, option: str) -> None:
     outcome = run("chat", option, "float7")
     assert outcome.status == 2

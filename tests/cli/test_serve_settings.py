@@ -119,7 +119,7 @@ def refusal(run: Run, *arguments: str) -> str:
     [
         (("--window", "0"), "window must be a whole number from 1"),
         (("--capacity", "0"), "capacity must be a whole number from 1"),
-        (("--backend", "cuda"), "no cuda backend"),
+        (("--backend", "cuda"), "there is no CUDA device"),
         (("--bind", "nowhere"), "bind must be HOST:PORT"),
         (("--memory-budget", "much"), "memory-budget must look like 8GB"),
         (("--memory-budget", "0GB"), "memory-budget must look like 8GB"),

@@ -12,7 +12,7 @@ from kakeya.engine.slab import SlabPool
 
 
 class RunsAhead:
-    """Takes PENDING tokens: it alone knows what it chose last for each slab. Errors show when results are read."""
+    """Takes PENDING tokens: it alone knows what it chose last for a slab. Errors show when results are read."""
 
     runs_ahead = True
 

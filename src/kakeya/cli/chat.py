@@ -15,6 +15,7 @@ def register(app: typer.Typer) -> None:
 def chat(
     model: options.Model = DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option(help="The system message; it is never forgotten.")] = None,
+    backend: options.Backend = EngineConfig.backend,
     sink: options.Sink = CacheConfig.sink,
     window: options.Window = CacheConfig.window,
     dtype: options.Dtype = EngineConfig.dtype,
@@ -48,6 +49,7 @@ def chat(
     from kakeya.cli.opening import open_runtime
 
     config = options.engine_config(
+        backend=backend,
         sink=sink,
         window=window,
         dtype=dtype,

@@ -28,6 +28,7 @@ def generate(
     model: options.Model = DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text; no chat template.")] = False,
+    backend: options.Backend = EngineConfig.backend,
     sink: options.Sink = CacheConfig.sink,
     window: options.Window = CacheConfig.window,
     dtype: options.Dtype = EngineConfig.dtype,
@@ -55,6 +56,7 @@ def generate(
     )
     most = options.checked_max_tokens(max_tokens)
     config = options.engine_config(
+        backend=backend,
         sink=sink,
         window=window,
         dtype=dtype,

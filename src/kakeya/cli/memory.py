@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from kakeya.cli.console import human_bytes
 from kakeya.errors import ConfigError
+from kakeya.types import BackendChoice
 
-DEFAULT_BUDGET = "25%"
+# Of a machine's memory, which others use too; of what the model leaves on a device, which nobody else wants.
+DEFAULT_BUDGETS = {BackendChoice.CPU: "25%", BackendChoice.CUDA: "90%"}
 # What an unasked-for capacity stops at, however small sessions are.
 MOST_BY_DEFAULT = 4096
 

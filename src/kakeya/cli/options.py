@@ -7,7 +7,7 @@ import typer
 
 from kakeya.config import CacheConfig, EngineConfig
 from kakeya.errors import ConfigError, InvalidArgument
-from kakeya.types import DType, KernelChoice, Numerics, SamplingParams, WeightFormat
+from kakeya.types import BackendChoice, DType, KernelChoice, Numerics, SamplingParams, WeightFormat
 
 _MODEL = "The model"
 MEMORY = "Memory and arithmetic"
@@ -20,6 +20,10 @@ Model = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+Backend = Annotated[
+    BackendChoice,
+    typer.Option(help="What computes; `auto` is a CUDA device where torch sees one.", rich_help_panel=MEMORY),
+]
 Sink = Annotated[int, typer.Option(help="First tokens kept for ever.", rich_help_panel=MEMORY)]
 Window = Annotated[int, typer.Option(help="Most recent tokens kept.", rich_help_panel=MEMORY)]
 Dtype = Annotated[DType, typer.Option(help="Activations and cache.", rich_help_panel=MEMORY)]
@@ -29,7 +33,8 @@ NumericMode = Annotated[
     typer.Option(help="`exact`: bits never depend on other sessions.", rich_help_panel=MEMORY),
 ]
 Kernels = Annotated[
-    KernelChoice, typer.Option(help="Which code computes: built-in C++ or torch.", rich_help_panel=MEMORY)
+    KernelChoice,
+    typer.Option(help="Which code computes: our own (C++, on CUDA Triton) or torch.", rich_help_panel=MEMORY),
 ]
 Threads = Annotated[
     int | None, typer.Option(help="CPU threads; all of them when left out.", rich_help_panel=MEMORY)
@@ -62,19 +67,28 @@ def engine_config(
     numerics: Numerics,
     kernels: KernelChoice,
     threads: int | None,
+    backend: BackendChoice = EngineConfig.backend,
     capacity: int = 1,
+    max_batch_tokens: int | None = None,
 ) -> EngineConfig:
     """The engine's settings. Raises ConfigError naming the option that cannot be."""
-    more = {} if threads is None else {"threads": threads}
-    return EngineConfig(
+    asked = {"threads": threads, "max_batch_tokens": max_batch_tokens}
+    config = EngineConfig(
+        backend=backend,
         cache=CacheConfig(sink=sink, window=window),
         capacity=capacity,
         dtype=dtype,
         weights=weights,
         numerics=numerics,
         kernels=kernels,
-        **more,
+        **{name: value for name, value in asked.items() if value is not None},
     )
+    if backend is BackendChoice.CUDA:
+        # Before any model is fetched. torch takes a second to import, but who asks for CUDA needs it anyway.
+        from kakeya.engine.opening import chosen_backend
+
+        chosen_backend(config)
+    return config
 
 
 def sampling_params(

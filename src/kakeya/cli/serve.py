@@ -96,7 +96,8 @@ def _http_server(settings: Settings, commons: "Commons", metrics: "Metrics") -> 
 
 def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runtime]":
     """What loads the runtime, once every setting it needs is known to be right. Raises ConfigError."""
-    engine, sessions, budget = options.engine_config(), options.runtime_config(), options.budget()
+    asked, sessions = options.engine_config(), options.runtime_config()
+    options.budget()
     traces = tracing.from_environment(options.model)
 
     def load(metrics: "Metrics") -> "Runtime":
@@ -104,20 +105,19 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
 
         with FetchBar(screen) as progress:
             path = resolve(options.model, progress)
-        from kakeya.engine.slab import SlabGeometry, available_memory
+        from kakeya.engine.opening import chosen_backend, room_for_sessions, slab_geometry
         from kakeya.models.checkpoint import open_checkpoint
         from kakeya.runtime import Runtime
 
-        model = open_checkpoint(path).config
-        geometry = SlabGeometry(
-            model.num_layers, model.num_kv_heads, model.head_dim, engine.cache, engine.dtype
-        )
+        model, engine = open_checkpoint(path).config, chosen_backend(asked)
+        # With the largest batches that any capacity may lead to.
+        most = replace(engine, capacity=options.capacity or engine.max_batch_tokens)
         capacity = fitting_capacity(
             options.capacity,
-            budget,
-            bytes_per_token=geometry.bytes_per_token,
+            options.budget(engine.backend),
+            bytes_per_token=slab_geometry(model, engine).bytes_per_token,
             slots=engine.cache.slots,
-            available=available_memory(),
+            available=room_for_sessions(model, most),
         )
         return Runtime.open(options.model, replace(engine, capacity=capacity), sessions, metrics, traces)
 

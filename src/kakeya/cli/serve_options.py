@@ -10,7 +10,7 @@ import typer
 
 from kakeya.cli import options
 from kakeya.cli.command import read_file
-from kakeya.cli.memory import DEFAULT_BUDGET, Budget
+from kakeya.cli.memory import DEFAULT_BUDGETS, Budget
 from kakeya.config import (
     DEFAULT_MODEL,
     AdmissionConfig,
@@ -23,7 +23,7 @@ from kakeya.config import (
     TlsConfig,
 )
 from kakeya.errors import ConfigError
-from kakeya.types import AdmissionPolicy
+from kakeya.types import AdmissionPolicy, BackendChoice
 
 _LISTEN = "Listening"
 _WHO = "Who may call"
@@ -34,14 +34,6 @@ _WATCH = "Watching it"
 OFF = "off"
 # Options whose values are never written anywhere.
 SECRETS = frozenset({"api_key"})
-
-
-class BackendChoice(StrEnum):
-    """What computes."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 class LogFormat(StrEnum):
@@ -65,9 +57,7 @@ class ServeOptions:
     """What `kakeya serve` was asked for: one field per flag."""
 
     model: options.Model = DEFAULT_MODEL
-    backend: Annotated[BackendChoice, typer.Option(help="What computes.", rich_help_panel=options.MEMORY)] = (
-        BackendChoice.AUTO
-    )
+    backend: options.Backend = EngineConfig.backend
     sink: options.Sink = CacheConfig.sink
     window: options.Window = CacheConfig.window
     dtype: options.Dtype = EngineConfig.dtype
@@ -76,8 +66,12 @@ class ServeOptions:
     kernels: options.Kernels = EngineConfig.kernels
     threads: options.Threads = None
     max_batch_tokens: Annotated[
-        int, typer.Option(help="The most tokens of one engine step.", rich_help_panel=options.MEMORY)
-    ] = EngineConfig.max_batch_tokens
+        int | None,
+        typer.Option(
+            help="The most tokens of one engine step; 256 on a CPU and 2,304 on CUDA when left out.",
+            rich_help_panel=options.MEMORY,
+        ),
+    ] = None
     capacity: Annotated[
         int | None,
         typer.Option(
@@ -86,12 +80,13 @@ class ServeOptions:
         ),
     ] = None
     memory_budget: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Memory for all sessions: 8GB, 512MiB, or a share of what is free.",
+            help="Memory for all sessions: 8GB, 512MiB, or a share of what is free: "
+            "25% on a CPU and 90% of what the model leaves on CUDA when left out.",
             rich_help_panel=options.MEMORY,
         ),
-    ] = DEFAULT_BUDGET
+    ] = None
     bind: Annotated[str, typer.Option(help="HOST:PORT for gRPC.", rich_help_panel=_LISTEN)] = (
         ServerConfig.bind
     )
@@ -223,18 +218,17 @@ class ServeOptions:
 
     def engine_config(self) -> EngineConfig:
         """The engine's settings, before the capacity is known. Raises ConfigError."""
-        if self.backend is BackendChoice.CUDA:
-            raise ConfigError("there is no cuda backend in this version; use --backend cpu")
-        more = {} if self.threads is None else {"threads": self.threads}
-        return EngineConfig(
-            cache=CacheConfig(sink=self.sink, window=self.window),
-            capacity=1 if self.capacity is None else self.capacity,
+        return options.engine_config(
+            backend=self.backend,
+            sink=self.sink,
+            window=self.window,
             dtype=self.dtype,
             weights=self.weights,
             numerics=self.numerics,
             kernels=self.kernels,
+            threads=self.threads,
+            capacity=1 if self.capacity is None else self.capacity,
             max_batch_tokens=self.max_batch_tokens,
-            **more,
         )
 
     def runtime_config(self) -> RuntimeConfig:
@@ -248,9 +242,9 @@ class ServeOptions:
             ),
         )
 
-    def budget(self) -> Budget:
-        """The memory for sessions. Raises ConfigError."""
-        return Budget.parse(self.memory_budget)
+    def budget(self, backend: BackendChoice = BackendChoice.CPU) -> Budget:
+        """The memory for sessions, where the backend is decided. Raises ConfigError."""
+        return Budget.parse(DEFAULT_BUDGETS[backend] if self.memory_budget is None else self.memory_budget)
 
     def server_config(self) -> ServerConfig:
         """The server's settings. Raises ConfigError, also for a bind that is too open."""

@@ -10,7 +10,9 @@ PENDING = -1
 """In place of a token: the one that the step before, not read yet, chooses for this sequence."""
 
 
-@dataclass(slots=True, eq=False)  # not frozen, which would make it dearer: every session has one in every step
+@dataclass(
+    slots=True, eq=False
+)  # not frozen, which would make it dearer: every session has one in every step
 class Segment:
     """Consecutive rows of one sequence: a prefill block, or its newest token and the draft after it."""
 
@@ -39,7 +41,9 @@ class Segment:
     @property
     def is_stale(self) -> bool:
         """Its generate has ended since it was planned: nobody waits for what it computes."""
-        return self.sequence.request is not self.request or (self.request is not None and self.request.finished)
+        return self.sequence.request is not self.request or (
+            self.request is not None and self.request.finished
+        )
 
     def undo(self) -> None:
         """Back to before the step: unread tokens of earlier steps stay, these rows go."""

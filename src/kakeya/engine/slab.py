@@ -10,17 +10,20 @@ the engine; a rollback forgets what was written but not committed, and cannot fa
 """
 
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from kakeya.config import CacheConfig
 from kakeya.errors import ConfigError, InvalidArgument, InvariantViolation, ResourceExhausted
 from kakeya.types import DType
 
+CPU = torch.device("cpu")
 TORCH_DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
 
 
@@ -61,19 +64,32 @@ def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-class SlabPool:
-    """One allocation of `count` slabs. Allocated and touched once, so resident memory never grows."""
+def free_memory(device: torch.device) -> int:
+    """Bytes that can be had on `device`."""
+    return available_memory() if device.type != "cuda" else int(torch.cuda.mem_get_info(device)[0])
 
-    def __init__(self, geometry: SlabGeometry, count: int) -> None:
+
+class SlabPool:
+    """One allocation of `count` slabs. Allocated and touched once, so resident memory never grows.
+
+    `transfers` is held by whoever moves a slab's contents between host and device: one at a time, because
+    each takes the memory of another slab.
+    """
+
+    def __init__(self, geometry: SlabGeometry, count: int, device: torch.device = CPU) -> None:
         self.geometry = geometry
-        available = available_memory()
+        self.device = device
+        self.transfers = threading.Lock()
+        available = free_memory(device)
         if count * geometry.slab_bytes > available:
             raise ConfigError(
                 f"the KV pool does not fit in memory: {count} slabs x {geometry.slab_bytes:,} bytes, "
                 f"{available:,} bytes are available"
             )
         # Fresh pages stay unmapped until they are written: write them now.
-        self.storage = torch.empty((count, *geometry.shape), dtype=TORCH_DTYPES[geometry.dtype]).zero_()
+        self.storage = torch.empty(
+            (count, *geometry.shape), dtype=TORCH_DTYPES[geometry.dtype], device=device
+        ).zero_()
         self._free = list(range(count - 1, -1, -1))
 
     @property
@@ -111,7 +127,7 @@ class KVSlab:
         self.sink = sink
         self.written = 0
         self.committed = 0
-        self._overwritten: tuple[npt.NDArray[np.int64], torch.Tensor] | None = None
+        self._overwritten: tuple[Tensor, Tensor] | None = None
 
     @property
     def geometry(self) -> SlabGeometry:
@@ -123,7 +139,7 @@ class KVSlab:
         return self.geometry.cache.capacity - self.sink
 
     @property
-    def storage(self) -> torch.Tensor:
+    def storage(self) -> Tensor:
         """[layers, 2, kv_heads, slots, head_dim], keys first."""
         return self.pool.storage[self.index]
 
@@ -147,8 +163,8 @@ class KVSlab:
         cache = self.geometry.cache
         if end - self.committed > cache.spare + 1 and end > cache.slots:
             positions = np.arange(max(start, end - (cache.slots - self.sink)), end)
-            slots = self.geometry.slots_of(positions, self.sink)
-            self._overwritten = slots, self.storage[:, :, :, torch.from_numpy(slots)].clone()
+            slots = self.indices(self.geometry.slots_of(positions, self.sink))
+            self._overwritten = slots, self.storage.index_select(3, slots)
         self.written = end
         return start
 
@@ -165,9 +181,13 @@ class KVSlab:
         """Forget every token that is written but not committed."""
         if self._overwritten is not None:
             slots, saved = self._overwritten
-            self.storage[:, :, :, torch.from_numpy(slots)] = saved
+            self.storage.index_copy_(3, slots, saved)
             self._overwritten = None
         self.written = self.committed
+
+    def indices(self, slots: npt.NDArray[np.int64]) -> Tensor:
+        """Slot numbers, to index the storage with where it lies."""
+        return torch.from_numpy(slots).to(self.pool.device, non_blocking=True)
 
     def slot_positions(self) -> npt.NDArray[np.int64]:
         """The committed position each slot holds, -1 where it holds none that a next token needs."""

@@ -8,14 +8,16 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from kakeya.engine.device import Moment, delivered, fetched, received
 from kakeya.engine.sequence import Sequence
 from kakeya.engine.slab import SlabGeometry
 from kakeya.errors import KakeyaError, StateMismatch
@@ -27,7 +29,7 @@ DRAFT_PREFIX = "draft."
 
 @dataclass(frozen=True)
 class SequenceState:
-    """Everything a sequence is, off the engine thread's hands."""
+    """Everything a sequence is, off the engine thread's hands. `storage` may lie on a device."""
 
     fingerprint: str
     geometry: str
@@ -40,15 +42,17 @@ class SequenceState:
     draft: Mapping[str, Tensor]
     notes: str = ""
     """A line or more of the caller's own, kept with the state."""
+    ready: Moment | None = None
+    """When the device has put the storage there; None for now."""
 
 
 def snapshot(sequence: Sequence, fingerprint: str, notes: str) -> SequenceState:
-    """Copy a resting sequence's state. Call on the engine thread."""
+    """Copy a resting sequence's state where it lies. Call on the engine thread; nothing is waited for."""
     slab = sequence.slab
-    positions = torch.from_numpy(slab.slot_positions())
+    positions = slab.slot_positions()
+    held = slab.indices(np.flatnonzero(positions >= 0))
     storage = torch.zeros_like(slab.storage)
-    held = positions >= 0
-    storage[:, :, :, held] = slab.storage[:, :, :, held]
+    storage.index_copy_(3, held, slab.storage.index_select(3, held))
     return SequenceState(
         fingerprint,
         geometry_name(slab.geometry),
@@ -57,16 +61,17 @@ def snapshot(sequence: Sequence, fingerprint: str, notes: str) -> SequenceState:
         tuple(sorted(sequence.eos_token_ids)),
         torch.tensor(sequence.tokens, dtype=torch.int32),
         storage,
-        positions,
+        torch.from_numpy(positions),
         dict(sequence.draft.export()) if sequence.draft is not None else {},
         notes,
+        Moment(slab.pool.device).record(),
     )
 
 
 def restore(sequence: Sequence, state: SequenceState) -> None:
     """Fill a fresh sequence from a checked state. Call on the engine thread."""
     slab = sequence.slab
-    slab.storage.copy_(state.storage)
+    slab.storage.copy_(received(state.storage, state.ready))
     slab.written = slab.committed = state.committed
     sequence.append(state.tokens.tolist())
     sequence.newly_dropped()  # what was dropped before the export is counted already
@@ -77,8 +82,21 @@ def geometry_name(geometry: SlabGeometry) -> str:
     return json.dumps(asdict(geometry), sort_keys=True)
 
 
+def on_device(state: SequenceState, device: torch.device) -> SequenceState:
+    """The same with its storage on `device`. Call on any thread but the engine's: it is spared the wait."""
+    storage, ready = delivered(state.storage, device)
+    return replace(state, storage=storage, ready=ready)
+
+
+def on_host(state: SequenceState) -> SequenceState:
+    """The same with nothing left on a device. Call on any thread but the engine's."""
+    draft = {name: fetched(tensor, state.ready) for name, tensor in state.draft.items()}
+    return replace(state, storage=fetched(state.storage, state.ready), draft=draft, ready=None)
+
+
 def write_state(path: Path, state: SequenceState) -> None:
-    """Write atomically: the old file stays until the new one is whole."""
+    """Write atomically: the old file stays until the new one is whole. Fetches what lies on a device."""
+    state = on_host(state)
     tensors = {
         "tokens": state.tokens,
         "keys": state.storage[:, 0].contiguous(),

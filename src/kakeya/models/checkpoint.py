@@ -7,11 +7,12 @@ from torch import Tensor
 
 from kakeya.errors import ModelNotFound
 from kakeya.models.config import ModelConfig
-from kakeya.models.gguf_checkpoint import GgufCheckpoint
-from kakeya.models.gguf_file import MAGIC
 from kakeya.models.quantized import QuantizedTensor
 from kakeya.models.safetensors_dir import SafetensorsDirectory
 from kakeya.types import TokenizerFiles
+
+# gguf_file.MAGIC, said again: the readers of GGUF need a package that safetensors do without.
+_GGUF_MAGIC = b"GGUF"
 
 
 class Checkpoint(Protocol):
@@ -48,13 +49,13 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
         if path.is_dir():
             return _open_directory(path)
         with path.open("rb") as file:
-            magic = file.read(len(MAGIC))
+            magic = file.read(len(_GGUF_MAGIC))
     except OSError as error:
         raise ModelNotFound(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # a null byte in the path
         raise ModelNotFound(f"{str(path)!r} is not a path: {error}") from error
-    if magic == MAGIC or path.suffix == ".gguf":
-        return GgufCheckpoint(path)
+    if magic == _GGUF_MAGIC or path.suffix == ".gguf":
+        return _open_gguf(path)
     raise ModelNotFound(
         f"{path} is not a GGUF file; give a .gguf file or a directory with config.json and safetensors"
     )
@@ -65,8 +66,14 @@ def _open_directory(directory: Path) -> Checkpoint:
         return SafetensorsDirectory(directory)
     found = sorted(directory.glob("*.gguf"))
     if len(found) == 1:
-        return GgufCheckpoint(found[0])
+        return _open_gguf(found[0])
     if found:
         names = ", ".join(file.name for file in found)
         raise ModelNotFound(f"{directory} holds several models, name one of them: {names}")
     raise ModelNotFound(f"{directory} holds neither a config.json nor a .gguf file")
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    from kakeya.models.gguf_checkpoint import GgufCheckpoint
+
+    return GgufCheckpoint(path)

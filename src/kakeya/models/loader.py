@@ -1,20 +1,18 @@
-"""From a checkpoint to a decoder: checks every shape and puts every matrix into its format."""
+"""From a checkpoint to a decoder on the CPU: puts every matrix into its format."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from kakeya.errors import CorruptCheckpoint
 from kakeya.kernels import Kernels
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.models.decoder import Decoder, Layer
 from kakeya.models.linear import FLOAT_NAMES, Linear, dense_linear, quantized_linear
 from kakeya.models.quantized import GROUP, Bits, QuantizedTensor, concatenate, quantize
 from kakeya.models.row_ops import TorchRowOps
+from kakeya.models.tensors import ModelTensors, Stored, StoredLayer, StoredMatrix, as_float
 from kakeya.types import DType, Numerics, WeightFormat
-
-Stored = Tensor | QuantizedTensor
 
 _TORCH_TYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
 _ASKED_BITS: dict[WeightFormat, Bits] = {WeightFormat.INT4: 4, WeightFormat.INT8: 8}
@@ -47,72 +45,54 @@ class _Loader:
         exact: bool,
         kernels: Kernels | None,
     ) -> None:
-        self._checkpoint = checkpoint
         self._config = checkpoint.config
+        self._tensors = ModelTensors(checkpoint)
         self._weights = weights
         # Float weights are rounded to one type and held in another where products need it.
         self._held = torch.float32 if weights is WeightFormat.FLOAT32 else dtype
         self._rounded = torch.bfloat16 if weights is WeightFormat.BF16 else self._held
         self._exact = exact
         self._kernels = kernels
-        self._num_parameters = 0
 
     def decoder(self) -> Decoder:
-        config = self._config
-        stored = self._fetch("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        embedding = self._floats([stored])
-        layers = [self._layer(f"model.layers.{index}.") for index in range(config.num_layers)]
-        final_norm = self._norm("model.norm.weight", config.hidden_size)
+        stored = self._tensors.embedding()
+        embedding = self._floats(stored.parts)
+        layers = [self._layer(self._tensors.layer(index)) for index in range(self._config.num_layers)]
+        final_norm = self._tensors.final_norm()
         head = self._head(stored, embedding)
         ops = self._kernels or TorchRowOps(self._exact)
-        return Decoder(config, ops, embedding, layers, final_norm, head, self._num_parameters)
+        return Decoder(self._config, ops, embedding, layers, final_norm, head, self._tensors.num_parameters)
 
-    def _layer(self, prefix: str) -> Layer:
-        config = self._config
-        hidden, inner = config.hidden_size, config.intermediate_size
-        # Gemma's names: a norm before and after each block. Others: post_attention_layernorm is the MLP's.
-        mlp_norm = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        qkv = {"q_proj": config.query_size, "k_proj": config.kv_size, "v_proj": config.kv_size}
+    def _layer(self, stored: StoredLayer) -> Layer:
         return Layer(
-            input_norm=self._norm(f"{prefix}input_layernorm.weight", hidden),
-            qkv=self._matrix(attention, qkv, hidden, config.attention_bias),
-            query_norm=self._optional_norm(config.qk_norm, f"{attention}q_norm.weight", config.head_dim),
-            key_norm=self._optional_norm(config.qk_norm, f"{attention}k_norm.weight", config.head_dim),
-            output=self._matrix(attention, {"o_proj": hidden}, config.query_size, config.output_bias),
-            post_attention_norm=self._optional_norm(
-                config.post_norms, f"{prefix}post_attention_layernorm.weight", hidden
-            ),
-            mlp_norm=self._norm(f"{prefix}{mlp_norm}.weight", hidden),
-            gate_up=self._matrix(mlp, {"gate_proj": inner, "up_proj": inner}, hidden, config.mlp_bias),
-            down=self._matrix(mlp, {"down_proj": hidden}, inner, config.mlp_bias),
-            post_mlp_norm=self._optional_norm(
-                config.post_norms, f"{prefix}post_feedforward_layernorm.weight", hidden
-            ),
+            input_norm=stored.input_norm,
+            qkv=self._linear(stored.qkv),
+            query_norm=stored.query_norm,
+            key_norm=stored.key_norm,
+            output=self._linear(stored.output),
+            post_attention_norm=stored.post_attention_norm,
+            mlp_norm=stored.mlp_norm,
+            gate_up=self._linear(stored.gate_up),
+            down=self._linear(stored.down),
+            post_mlp_norm=stored.post_mlp_norm,
         )
 
-    def _head(self, stored_embedding: Stored, embedding: Tensor) -> Linear:
-        if not self._config.tied_head:
-            head = self._fetch("lm_head.weight", self._config.vocab_size, self._config.hidden_size)
-            return self._linear([head], None)
-        if self._bits([stored_embedding]) is None:
+    def _head(self, stored_embedding: StoredMatrix, embedding: Tensor) -> Linear:
+        head = self._tensors.untied_head()
+        if head is not None:
+            return self._linear(head)
+        if self._bits(stored_embedding.parts) is None:
             return self._dense(embedding, None)  # one table for both uses
-        return self._linear([stored_embedding], None)
+        return self._linear(stored_embedding)
 
-    def _matrix(self, prefix: str, outputs: dict[str, int], columns: int, with_bias: bool) -> Linear:
-        """The named projections, stacked in order into one product."""
-        parts = [self._fetch(f"{prefix}{name}.weight", rows, columns) for name, rows in outputs.items()]
-        bias = None
-        if with_bias:
-            bias = torch.cat([self._vector(f"{prefix}{name}.bias", rows) for name, rows in outputs.items()])
-        return self._linear(parts, bias)
-
-    def _linear(self, parts: Sequence[Stored], bias: Tensor | None) -> Linear:
-        bits = self._bits(parts)
+    def _linear(self, matrix: StoredMatrix) -> Linear:
+        bits = self._bits(matrix.parts)
         if bits is None:
-            return self._dense(self._floats(parts), bias)
-        weight = concatenate([_as_integers(part, bits) for part in parts])
-        return quantized_linear(weight, bias, dtype=self._held, exact=self._exact, kernels=self._kernels)
+            return self._dense(self._floats(matrix.parts), matrix.bias)
+        weight = concatenate([_as_integers(part, bits) for part in matrix.parts])
+        return quantized_linear(
+            weight, matrix.bias, dtype=self._held, exact=self._exact, kernels=self._kernels
+        )
 
     def _bits(self, parts: Sequence[Stored]) -> Bits | None:
         """How many bits the parts will be held in; None for floats."""
@@ -125,37 +105,15 @@ class _Loader:
 
     def _floats(self, parts: Sequence[Stored]) -> Tensor:
         """The parts stacked, rounded to what was asked for. A lone part may stay a view of the file."""
-        floats = [_as_float(part, self._rounded).to(self._held) for part in parts]
+        floats = [as_float(part, self._rounded).to(self._held) for part in parts]
         return torch.cat(floats) if len(floats) > 1 else floats[0]
 
     def _dense(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return dense_linear(weight, bias, exact=self._exact, origin=FLOAT_NAMES[self._rounded])
-
-    def _optional_norm(self, present: bool, name: str, size: int) -> Tensor | None:
-        return self._norm(name, size) if present else None
-
-    def _norm(self, name: str, size: int) -> Tensor:
-        return self._vector(name, size) + self._config.norm_offset
-
-    def _vector(self, name: str, size: int) -> Tensor:
-        return _as_float(self._fetch(name, size), torch.float32)
-
-    def _fetch(self, name: str, *shape: int) -> Stored:
-        stored = self._checkpoint.tensor(name)
-        if tuple(stored.shape) != shape:
-            raise CorruptCheckpoint(
-                f"tensor {name} has shape {tuple(stored.shape)}, the configuration needs {shape}"
-            )
-        self._num_parameters += stored.shape.numel() if isinstance(stored, Tensor) else stored.q.numel()
-        return stored
-
-
-def _as_float(stored: Stored, dtype: torch.dtype) -> Tensor:
-    return stored.dequantize(dtype) if isinstance(stored, QuantizedTensor) else stored.to(dtype)
 
 
 def _as_integers(stored: Stored, bits: Bits) -> QuantizedTensor:
     """Integers are kept where they fit; finer numbers are quantized."""
     if isinstance(stored, QuantizedTensor) and stored.bits <= bits:
         return stored.widened(bits)
-    return quantize(_as_float(stored, torch.float32), bits)
+    return quantize(as_float(stored, torch.float32), bits)

@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Protocol
 
-import platformdirs
-
 from kakeya.errors import DownloadFailed
 
 CACHE_VARIABLE = "KAKEYA_CACHE_DIR"
@@ -40,7 +38,11 @@ def silent(step: str, done: int, total: int | None) -> None:
 def cache_dir() -> Path:
     """The folder for everything this package keeps: $KAKEYA_CACHE_DIR, or the user's cache directory."""
     chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen).expanduser().absolute() if chosen else Path(platformdirs.user_cache_dir("kakeya"))
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    import platformdirs  # here, for who names a folder needs nobody to find one
+
+    return Path(platformdirs.user_cache_dir("kakeya"))
 
 
 def models_dir() -> Path:

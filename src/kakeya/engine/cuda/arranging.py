@@ -1,0 +1,213 @@
+"""In which order the rows of a step go to the device, and the tables that say so.
+
+Single tokens come first, the rows of longer segments behind them. In exact numerics every row is attended
+like a single token: rows go in rounds, and those of a round are stored before they are attended, which must
+not displace what the first of them sees.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+
+from kakeya.config import CacheConfig
+from kakeya.engine.batch import Segment
+from kakeya.engine.cuda.shapes import Ladder, StepShape
+from kakeya.engine.cuda.tables import HostTables, Int32Array
+from kakeya.kernels.gpu import TILE_ROWS
+
+_AS_THEY_CAME: Int32Array = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Neighbouring rows that are attended together, each like a single token."""
+
+    first: int
+    count: int
+    has_neighbours: bool = False
+    """Some of them are of one session, and must be stored before any is attended."""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """A step as the device sees it. A captured one is padded to a shape of the ladder."""
+
+    shape: StepShape
+    rounds: Sequence[Round]
+    order: Int32Array
+    """Where each row went, in segment order. Empty if they lie as they came."""
+    is_captured: bool
+
+
+def captured_step(shape: StepShape, order: Int32Array = _AS_THEY_CAME) -> Arrangement:
+    """The arrangement that a shape of the ladder stands for."""
+    rounds = (Round(0, shape.decode_rows),) if shape.decode_rows else ()
+    return Arrangement(shape, rounds, order, is_captured=True)
+
+
+class Arranger:
+    """Fills the tables of steps."""
+
+    def __init__(self, ladder: Ladder, cache: CacheConfig, exact: bool) -> None:
+        self._ladder = ladder
+        self._cache = cache
+        self._exact = exact
+
+    def arrange(
+        self, tables: HostTables, segments: Sequence[Segment], logits: int, *, captured: bool = True
+    ) -> Arrangement:
+        """Fill the tables for a step with so many rows of logits, the last ones of each segment.
+
+        Only a `captured` step is padded to the shape of a graph.
+        """
+        if captured and logits == len(segments) and all(len(segment.tokens) == 1 for segment in segments):
+            return self._single_tokens(tables, segments)
+        if self._exact:
+            return self._in_rounds(tables, segments, logits)
+        singles = sum(len(segment.tokens) == 1 for segment in segments)
+        longer = len(segments) - singles
+        rows = sum(len(segment.tokens) for segment in segments if len(segment.tokens) > 1)
+        shape = self._ladder.captured_mixed(singles, rows, longer, logits) if captured and longer else None
+        if shape is not None:
+            return captured_step(shape, self._prompts_behind(tables, segments, shape))
+        shape = self._ladder.uncaptured(singles, rows, longer, logits)
+        order = self._prompts_behind(tables, segments, shape)
+        return replace(captured_step(shape, order), is_captured=False)
+
+    def _single_tokens(self, tables: HostTables, segments: Sequence[Segment]) -> Arrangement:
+        shape, count = self._ladder.decode(len(segments)), len(segments)
+        slabs = [segment.sequence.slab for segment in segments]
+        tables.table("token_ids")[:count] = [segment.tokens[0] for segment in segments]
+        tables.table("positions")[:count] = [segment.start for segment in segments]
+        tables.table("sinks")[:count] = [slab.sink for slab in slabs]
+        tables.table("slabs")[:count] = [slab.index for slab in slabs]
+        tables.table("slabs")[count : shape.decode_rows] = -1
+        return captured_step(shape)
+
+    def _prompts_behind(
+        self, tables: HostTables, segments: Sequence[Segment], shape: StepShape
+    ) -> Int32Array:
+        rows, prompts = _Rows(segments), _Prompts(tables, shape)
+        for index, segment in enumerate(segments):
+            if len(segment.tokens) == 1:
+                rows.put(index, 0, 1)
+        rows.pad(shape.decode_rows)
+        for index, segment in enumerate(segments):
+            if len(segment.tokens) > 1:
+                prompts.put(segment)
+                rows.put(index, 0, len(segment.tokens))
+        rows.pad(shape.rows)
+        prompts.write()
+        rows.write(tables, shape)
+        return rows.order
+
+    def _in_rounds(self, tables: HostTables, segments: Sequence[Segment], logits: int) -> Arrangement:
+        rows, rounds, taken = _Rows(segments), list[Round](), [0] * len(segments)
+        while rows.count < rows.total:
+            first, sessions = rows.count, 0
+            for index, segment in enumerate(segments):
+                count = min(len(segment.tokens) - taken[index], self._most_together(segment, taken[index]))
+                if count:
+                    rows.put(index, taken[index], count)
+                    taken[index] += count
+                    sessions += 1
+            rounds.append(Round(first, rows.count - first, has_neighbours=rows.count - first > sessions))
+        shape = StepShape(rows.count, logit_rows=logits)
+        rows.write(tables, shape)
+        return Arrangement(shape, rounds, rows.order, is_captured=False)
+
+    def _most_together(self, segment: Segment, taken: int) -> int:
+        """How many rows can be stored before the first of them is attended: what the spare slots protect, or
+        all that go into slots which never held anything."""
+        return max(self._cache.spare + 1, self._cache.slots - segment.start - taken)
+
+
+@dataclass
+class _Rows:
+    """The columns of the row tables as they grow, and where each row of each segment went."""
+
+    segments: Sequence[Segment]
+    token_ids: list[int] = field(default_factory=list)
+    slabs: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    sinks: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.order = np.empty(self.total, dtype=np.int32)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Where the rows of each segment end in segment order."""
+        return list(accumulate(len(segment.tokens) for segment in self.segments))
+
+    @property
+    def count(self) -> int:
+        return len(self.slabs)
+
+    @property
+    def total(self) -> int:
+        return self._ends[-1]
+
+    def put(self, index: int, offset: int, count: int) -> None:
+        """The next `count` rows are those of a segment, from its `offset` on."""
+        segment = self.segments[index]
+        slab, start = segment.sequence.slab, segment.start + offset
+        begin = self._ends[index] - len(segment.tokens) + offset
+        self.order[begin : begin + count] = np.arange(self.count, self.count + count)
+        self.token_ids += segment.tokens[offset : offset + count]
+        self.positions += range(start, start + count)
+        self.slabs += [slab.index] * count
+        self.sinks += [slab.sink] * count
+
+    def pad(self, count: int) -> None:
+        """Up to `count` rows in all."""
+        more = count - self.count
+        self.slabs += [-1] * more
+        for column in (self.token_ids, self.positions, self.sinks):
+            column += [0] * more
+
+    def write(self, tables: HostTables, shape: StepShape) -> None:
+        for name in ("token_ids", "slabs", "positions", "sinks"):
+            tables.table(name)[: self.count] = getattr(self, name)
+        wanted = [
+            row
+            for segment, end in zip(self.segments, self._ends, strict=True)
+            for row in range(end - segment.logit_rows, end)
+        ]
+        logit_rows = self.order[wanted]
+        count = len(wanted)
+        tables.table("logit_rows")[:count] = logit_rows
+        tables.table("logit_rows")[count : shape.logit_rows] = 0  # any row: nobody looks at what comes of it
+        tables.table("logit_slabs")[:count] = tables.table("slabs")[logit_rows]
+        tables.table("logit_slabs")[count : shape.logit_rows] = -1
+
+
+class _Prompts:
+    """The tables of segments and tiles as they grow. Rows count from the first behind the decode rows."""
+
+    def __init__(self, tables: HostTables, shape: StepShape) -> None:
+        self._tables, self._shape = tables, shape
+        self._segments: list[int] = []
+        self._tiles: list[int] = []
+        self._row_segments: list[int] = []
+
+    def put(self, segment: Segment) -> None:
+        slab, count = segment.sequence.slab, len(segment.tokens)
+        index = len(self._segments) // 5
+        self._segments += (slab.index, segment.start, len(self._row_segments), count, slab.sink)
+        for offset in range(0, count, TILE_ROWS):
+            self._tiles += (index, offset)
+        self._row_segments += [index] * count
+
+    def write(self) -> None:
+        self._fill("segments", self._segments, len(self._segments))
+        self._fill("tiles", self._tiles, 2 * self._shape.tiles)
+        self._fill("row_segments", self._row_segments, self._shape.prompt_rows)
+
+    def _fill(self, name: str, numbers: list[int], padded: int) -> None:
+        table = self._tables.table(name)
+        table[: len(numbers)] = numbers
+        table[len(numbers) : padded] = -1

@@ -1,0 +1,136 @@
+"""Runs planned batches on a CUDA device, one step ahead of whoever reads the results.
+
+A launch fills tables, sends them, replays a graph and asks for the chosen tokens; it waits for the device
+only when the tables of all earlier steps are still on their way. Reading a result waits for that step alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from kakeya.config import EngineConfig
+from kakeya.engine.batch import Segment
+from kakeya.engine.cuda.arranging import Arrangement, Arranger, captured_step
+from kakeya.engine.cuda.decoder import FusedDecoder
+from kakeya.engine.cuda.graphs import StepGraphs
+from kakeya.engine.cuda.launched import ChosenTokens, HostRows, LaunchedTokens
+from kakeya.engine.cuda.shapes import Ladder, StepShape
+from kakeya.engine.cuda.tables import BUFFERS, StepTables
+from kakeya.engine.cuda.weights import DeviceWeights
+from kakeya.engine.cuda.workspace import Workspace, WorkspacePlan
+from kakeya.engine.runner import LaunchedStep
+from kakeya.engine.sampler import SampleRequest
+from kakeya.engine.slab import SlabPool
+from kakeya.kernels.gpu import GpuKernels
+from kakeya.kernels.gpu.torch_kernels import TorchKernels
+from kakeya.types import Numerics
+
+
+class CudaBackend:
+    """The decoder, its slabs and its tables on one device. Owned by the engine thread."""
+
+    def __init__(
+        self,
+        weights: DeviceWeights,
+        pool: SlabPool,
+        numerics: Numerics,
+        kernels: GpuKernels,
+        fingerprint: str,
+        config: EngineConfig,
+        device: torch.device,
+    ) -> None:
+        # Float32 means float32, not a product of rounded numbers.
+        torch.set_float32_matmul_precision("highest")
+        self._pool, self._fingerprint, self._model = pool, fingerprint, weights.config
+        ladder = Ladder(config)
+        self._head_rows = ladder.limits.head_rows
+        self._tables = StepTables(ladder.limits, device)
+        self._space = Workspace(WorkspacePlan(weights.config, ladder.limits, weights.dtype), device)
+        self._decoder = FusedDecoder(
+            weights, pool, kernels, self._tables, self._space, numerics, ladder.limits.rows
+        )
+        self._arranger = Arranger(ladder, config.cache, numerics is Numerics.EXACT)
+        self._chosen = cycle([ChosenTokens(ladder.limits.rows, device) for _ in range(BUFFERS)])
+        self._graphs = StepGraphs(self._run_captured)
+        # The torch kernels are many small ones, and some loop: they are for tests and for what nobody tuned.
+        if device.type == "cuda" and not isinstance(kernels, TorchKernels):
+            self._capture(ladder)
+
+    @property
+    def pool(self) -> SlabPool:
+        return self._pool
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.vocab_size
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @property
+    def runs_ahead(self) -> bool:
+        return True
+
+    def launch(
+        self,
+        segments: Sequence[Segment],
+        requests: Sequence[SampleRequest],
+        hidden_layers: Sequence[int] = (),
+    ) -> LaunchedStep:
+        tables = self._tables.begin()
+        step = self._arranger.arrange(tables, segments, len(requests), captured=not hidden_layers)
+        self._tables.send(tables, requests, step.shape)
+        on_host, hidden = HostRows(requests), dict[int, Tensor]()
+        if step.is_captured:
+            self._graphs.run(step.shape)
+            on_host.keep(self._space.logits[: len(requests)])
+        else:
+            self._run_uncaptured(step, on_host, len(requests), _Taps(step, hidden_layers, hidden))
+        chosen = next(self._chosen)
+        chosen.fetch(self._space.chosen, len(requests))
+        return LaunchedTokens(chosen, on_host, hidden)
+
+    def score(self, segment: Segment) -> Tensor:
+        tables = self._tables.begin()
+        step = self._arranger.arrange(tables, [segment], segment.rows, captured=False)
+        self._tables.send(tables, (), step.shape)
+        self._decoder.run(step)
+        return torch.cat([logits.to("cpu", copy=True) for _, logits in self._logits(step, segment.rows)])
+
+    def _run_captured(self, shape: StepShape) -> None:
+        """What a graph holds: from the tables to the chosen tokens."""
+        self._decoder.run(captured_step(shape))
+        self._decoder.choose(shape, self._decoder.head(shape))
+
+    def _run_uncaptured(self, step: Arrangement, on_host: HostRows, count: int, taps: "_Taps") -> None:
+        self._decoder.run(step, taps if taps.layers else None)
+        for first, logits in self._logits(step, count):
+            self._decoder.choose(step.shape, logits, first)
+            on_host.keep(logits, first)
+
+    def _logits(self, step: Arrangement, count: int) -> Iterator[tuple[int, Tensor]]:
+        """As many rows at a time as the head takes; they are good until the next ones."""
+        for first in range(0, count, self._head_rows):
+            yield first, self._decoder.head(step.shape, first, min(self._head_rows, count - first))
+
+    def _capture(self, ladder: Ladder) -> None:
+        with torch.inference_mode():
+            self._graphs.capture(ladder.captured)
+
+
+@dataclass(frozen=True)
+class _Taps:
+    """Keeps the outputs of some layers, in segment order."""
+
+    step: Arrangement
+    layers: Sequence[int]
+    kept: dict[int, Tensor]
+
+    def __call__(self, layer: int, hidden: Tensor) -> None:
+        if layer in self.layers:
+            order = torch.from_numpy(self.step.order).to(hidden.device, non_blocking=True)
+            self.kept[layer] = hidden.index_select(0, order)

@@ -1,0 +1,221 @@
+"""The decoder on the device: every family by configuration, fused around its matrix products.
+
+Everything is written into static buffers and read from static tables, so that a step can be captured in a
+graph and replayed. Products run over all rows together; attention takes single tokens and longer segments
+apart.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from kakeya.engine.cuda.arranging import Arrangement
+from kakeya.engine.cuda.products import Products
+from kakeya.engine.cuda.shapes import StepShape
+from kakeya.engine.cuda.tables import StepTables
+from kakeya.engine.cuda.weights import DeviceLayer, DeviceWeights
+from kakeya.engine.cuda.workspace import Workspace
+from kakeya.engine.slab import SlabPool
+from kakeya.kernels.gpu import AttentionShape, GpuKernels, RowTable, Scratch, splits_for
+from kakeya.models.rope import YarnScaling, inverse_frequencies
+from kakeya.types import Numerics
+
+# Of every row in exact numerics: the order of additions must not depend on how many rows there are.
+EXACT_SPLITS = 4
+
+_ONE_ROW = StepShape(1)
+
+# tap(layer, hidden): shown each layer's output, float32 [rows, hidden], before it changes again.
+Tap = Callable[[int, Tensor], None]
+
+
+class FusedDecoder:
+    """Runs arranged steps: token ids from the tables to chosen tokens in the workspace."""
+
+    def __init__(
+        self,
+        weights: DeviceWeights,
+        pool: SlabPool,
+        kernels: GpuKernels,
+        tables: StepTables,
+        workspace: Workspace,
+        numerics: Numerics,
+        max_rows: int,
+    ) -> None:
+        self._weights, self._model, self._kernels = weights, weights.config, kernels
+        self._tables, self._space = tables, workspace
+        self._pool = pool.storage
+        self._exact = numerics is Numerics.EXACT
+        self._products = Products(self._exact)
+        self._newest = torch.zeros(pool.storage.shape[0], dtype=torch.int32, device=pool.device)
+        self._attention = attention_shape(weights, pool)
+        self._scratch = self._make_scratch(max_rows)
+        self._ropes = self._rope_tables(pool.device)
+        self._fuses_one_row = not self._exact and all(layer.is_plain for layer in weights.layers)
+
+    def run(self, step: Arrangement, tap: Tap | None = None) -> None:
+        """All layers; the rows that go through the head are left normed in the workspace."""
+        shape, space = step.shape, self._space
+        rows = self._tables.rows(0, shape.rows)
+        self._kernels.embed(
+            self._weights.embedding,
+            self._tables.token_ids[: shape.rows],
+            self._newest,
+            rows,
+            self._model.embed_scale,
+            space.hidden[: shape.rows],
+        )
+        rotations = [self._rotated(rows, shape.rows, rope) for rope in range(len(self._ropes))]
+        if shape.rows == 1 and self._fuses_one_row:
+            self._one_row(step, rotations, tap)
+        else:
+            self._many_rows(step, rotations, tap)
+
+    def head(self, shape: StepShape, first: int = 0, count: int | None = None) -> Tensor:
+        """The logits of `count` rows that go through the head, from `first` on: float32 [count, vocab].
+
+        They are good until the next call.
+        """
+        space = self._space
+        if shape == _ONE_ROW and self._fuses_one_row and self._model.logit_softcap is None:
+            self._kernels.one_row_product(space.normed[:1], self._weights.head.weight, space.logits[:1])
+            return space.logits[:1]
+        count = shape.head_rows - first if count is None else count
+        if shape.logit_rows:
+            picked = self._tables.logit_rows[first : first + count]
+            torch.index_select(space.normed, 0, picked, out=space.gathered[:count])
+            hidden = space.gathered
+        else:
+            assert first == 0, "rows that are not gathered go through the head at once"
+            hidden = space.normed
+        return self._products.logits(
+            hidden, self._weights.head, space.logits, count, self._model.logit_softcap
+        )
+
+    def choose(self, shape: StepShape, logits: Tensor, first: int = 0) -> None:
+        """Choose a token for each of these rows of logits."""
+        rows, choice = self._tables.logits(shape, first, len(logits))
+        chosen = self._space.chosen[first : first + len(logits)]
+        self._kernels.choose(logits, rows, choice, self._newest, chosen)
+
+    def _many_rows(self, step: Arrangement, rotations: Sequence[Tensor], tap: Tap | None) -> None:
+        space, count, eps = self._space, step.shape.rows, self._model.norm_eps
+        hidden, normed, projected = (x[:count] for x in (space.hidden, space.normed, space.projected))
+        layers = self._weights.layers
+        self._kernels.add_norm(hidden, None, None, layers[0].input_norm, eps, normed)
+        for index, layer in enumerate(layers):
+            self._products(space.normed, layer.qkv, space.qkv, count)
+            self._attend(index, layer, step, rotations)
+            self._products(space.attended, layer.output, space.projected, count)
+            self._kernels.add_norm(hidden, projected, layer.post_attention_norm, layer.mlp_norm, eps, normed)
+            self._products(space.normed, layer.gate_up, space.gate_up, count)
+            self._kernels.gated(space.gate_up[:count], self._model.activation, space.gated[:count])
+            self._products(space.gated, layer.down, space.projected, count)
+            is_last = index == len(layers) - 1
+            next_norm = self._weights.final_norm if is_last else layers[index + 1].input_norm
+            self._kernels.add_norm(hidden, projected, layer.post_mlp_norm, next_norm, eps, normed)
+            if tap is not None:
+                tap(index, hidden)
+
+    def _one_row(self, step: Arrangement, rotations: Sequence[Tensor], tap: Tap | None) -> None:
+        """Norms are in the products' prologues, residuals and gates in their epilogues."""
+        space, eps, product = self._space, self._model.norm_eps, self._kernels.one_row_product
+        hidden, qkv, attended, gated = (x[:1] for x in (space.hidden, space.qkv, space.attended, space.gated))
+        for index, layer in enumerate(self._weights.layers):
+            product(hidden, layer.qkv.weight, qkv, norm=layer.input_norm, eps=eps)
+            self._attend(index, layer, step, rotations)
+            product(attended, layer.output.weight, hidden, residual=hidden)
+            gate = self._model.activation
+            product(hidden, layer.gate_up.weight, gated, norm=layer.mlp_norm, eps=eps, gate=gate)
+            product(gated, layer.down.weight, hidden, residual=hidden)
+            if tap is not None:
+                tap(index, hidden)
+        self._kernels.add_norm(hidden, None, None, self._weights.final_norm, eps, space.normed[:1])
+
+    def _attend(self, index: int, layer: DeviceLayer, step: Arrangement, rotations: Sequence[Tensor]) -> None:
+        space, kernels, shape = self._space, self._kernels, step.shape
+        turned = rotations[self._rope_of_layer[index]]
+        local = self._model.layer_windows[index] or 0
+        for each in step.rounds:
+            part = slice(each.first, each.first + each.count)
+            rows, angles = self._tables.rows(each.first, each.count), turned[:, part]
+            if each.has_neighbours:
+                kernels.store_rows(
+                    space.qkv[part], self._pool, index, layer.key_norm, angles, rows, self._attention
+                )
+            kernels.decode_attention(
+                space.qkv[part],
+                self._pool,
+                index,
+                layer.query_norm,
+                layer.key_norm,
+                angles,
+                rows,
+                self._attention,
+                local,
+                self._splits(each.count),
+                self._scratch,
+                space.attended[part],
+            )
+        if shape.prompt_rows:
+            part = slice(shape.decode_rows, shape.rows)
+            kernels.prompt_attention(
+                space.qkv[part],
+                self._pool,
+                index,
+                layer.query_norm,
+                layer.key_norm,
+                turned[:, part],
+                self._tables.prompt(shape),
+                self._attention,
+                local,
+                self._scratch,
+                space.attended[part],
+            )
+
+    def _splits(self, rows: int) -> int:
+        return EXACT_SPLITS if self._exact else splits_for(rows)
+
+    def _make_scratch(self, max_rows: int) -> Scratch:
+        parts = EXACT_SPLITS * max_rows if self._exact else max(n * splits_for(n) for n in range(1, 65))
+        return self._kernels.scratch(
+            self._attention,
+            self._weights.dtype,
+            self._pool.device,
+            prompt_rows=0 if self._exact else max_rows,
+            parts=parts,
+        )
+
+    def _rope_tables(self, device: torch.device) -> list[tuple[Tensor, float]]:
+        """The frequencies and the growth of each rope that some layer uses."""
+        distinct = list(dict.fromkeys(self._model.layer_ropes))
+        self._rope_of_layer = [distinct.index(rope) for rope in self._model.layer_ropes]
+        return [
+            (
+                torch.tensor(inverse_frequencies(rope).tolist(), dtype=torch.float64, device=device),
+                rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0,
+            )
+            for rope in distinct
+        ]
+
+    def _rotated(self, rows: RowTable, count: int, rope: int) -> Tensor:
+        frequencies, factor = self._ropes[rope]
+        out = self._space.rotations(rope, count, self._model.head_dim // 2)
+        self._kernels.rotations(rows, self._attention.capacity, frequencies, factor, out)
+        return out
+
+
+def attention_shape(weights: DeviceWeights, pool: SlabPool) -> AttentionShape:
+    """The model's heads over the pool's slots."""
+    model, cache = weights.config, pool.geometry.cache
+    return AttentionShape(
+        heads=model.num_heads,
+        kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        capacity=cache.capacity,
+        slots=cache.slots,
+        scale=model.query_scale,
+        softcap=model.attention_softcap or 0.0,
+        norm_eps=model.norm_eps,
+    )

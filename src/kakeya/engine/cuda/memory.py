@@ -1,0 +1,76 @@
+"""What a model takes on the device and what is left for sessions: arithmetic, before anything is loaded."""
+
+from dataclasses import dataclass
+
+from kakeya.config import EngineConfig
+from kakeya.engine.cuda.shapes import Ladder
+from kakeya.engine.cuda.weights import ELEMENTS
+from kakeya.engine.cuda.workspace import WorkspacePlan
+from kakeya.engine.slab import SlabGeometry
+from kakeya.errors import ConfigError
+from kakeya.models.config import ModelConfig
+
+# What libraries, compiled kernels and a graph take beside our own buffers: generous.
+_LIBRARIES = 512 * 2**20
+_PER_GRAPH = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes by purpose."""
+
+    weights: int
+    workspace: int
+    graphs: int
+    moves: int
+    """What exports, imports, the undoing of a prompt block and logits for the host take while they last."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.workspace + self.graphs + self.moves
+
+    def room(self, free: int) -> int:
+        """What is left for the slabs. Raises ConfigError with the arithmetic when that is nothing."""
+        if free > self.total:
+            return free - self.total
+        raise ConfigError(f"the model does not fit on the device: {self._sum()}, and {free:,} bytes are free")
+
+    def check(self, slabs: int, slab_bytes: int, free: int) -> None:
+        """Raises ConfigError with the arithmetic when the slabs do not fit beside the rest."""
+        if slabs * slab_bytes <= self.room(free):
+            return
+        raise ConfigError(
+            f"the KV pool does not fit on the device: {slabs:,} slabs x {slab_bytes:,} bytes "
+            f"= {slabs * slab_bytes:,} beside {self._sum()}, and {free:,} bytes are free: "
+            f"room for {self.room(free) // slab_bytes:,} slabs"
+        )
+
+    def _sum(self) -> str:
+        return (
+            f"weights {self.weights:,} + workspace {self.workspace:,} + graphs {self.graphs:,} "
+            f"+ moves {self.moves:,} = {self.total:,} bytes"
+        )
+
+
+def device_memory(model: ModelConfig, config: EngineConfig) -> DeviceMemory:
+    """What `model` takes beside its slabs. Never less for fewer sessions than the batch may hold."""
+    element = ELEMENTS[config.dtype]
+    ladder = Ladder(config)
+    geometry = SlabGeometry(model.num_layers, model.num_kv_heads, model.head_dim, config.cache, config.dtype)
+    workspace = WorkspacePlan(model, ladder.limits, element).nbytes
+    # Attention's scratch: prompt rows rotated three ways, or the parts of a split row in float32.
+    logits = ladder.limits.head_rows * model.vocab_size * 4
+    scratch = ladder.limits.rows * (2 * model.query_size + model.kv_size) * 2 * 4
+    return DeviceMemory(
+        weights=_weight_elements(model) * element.itemsize,
+        workspace=workspace + scratch,
+        graphs=_LIBRARIES + len(ladder.captured) * _PER_GRAPH,
+        moves=2 * geometry.slab_bytes + config.max_batch_tokens * geometry.bytes_per_token + logits,
+    )
+
+
+def _weight_elements(model: ModelConfig) -> int:
+    attention = model.hidden_size * (2 * model.query_size + 2 * model.kv_size)
+    layer = attention + 3 * model.hidden_size * model.intermediate_size + 4 * model.hidden_size
+    tables = model.vocab_size * model.hidden_size * (1 if model.tied_head else 2)
+    return tables + model.num_layers * layer + model.hidden_size

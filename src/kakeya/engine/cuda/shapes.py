@@ -1,0 +1,141 @@
+"""The shapes steps come in: each is padded to the next shape of a short ladder, all of which have graphs."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kakeya.config import EngineConfig
+from kakeya.kernels.gpu import TILE_ROWS
+from kakeya.types import Numerics
+
+# Up to 128 rows a product costs about what it costs for one, so coarse steps lose little.
+_FIRST_RUNGS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96)
+# From here on attention is not split, and any number of rows will do.
+_FEW_ROWS = 64
+# Prompt rows beside decoding ones.
+_PROMPT_RUNGS = (128, 256, 512, 1024, 2048)
+_DECODE_BESIDE_PROMPTS = (0, 64, 256, 1024)
+# Rows of prompts and drafts whose logits a captured step can give, beside those of its decode rows.
+_LOGITS_BESIDE = 128
+# Segments of prompts and drafts that a captured step has room for.
+_SEGMENTS_BESIDE = 128
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """How many rows of each kind a step has, padding included.
+
+    Decode rows, single tokens of a session each, come first; the rows of `segments` longer segments follow.
+    `logit_rows` rows are gathered for the head; 0 if the decode rows are just those.
+    """
+
+    decode_rows: int
+    prompt_rows: int = 0
+    segments: int = 0
+    logit_rows: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.decode_rows + self.prompt_rows
+
+    @property
+    def is_mixed(self) -> bool:
+        """More than one token of each session, each with its logits."""
+        return self.prompt_rows > 0 or self.logit_rows > 0
+
+    @property
+    def head_rows(self) -> int:
+        return self.logit_rows or self.decode_rows
+
+    @property
+    def tiles(self) -> int:
+        """As many as the segments can need: each ends with a tile that may not be full."""
+        return self.prompt_rows // TILE_ROWS + self.segments
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """What no step goes beyond: what tables and buffers have room for."""
+
+    rows: int
+    segments: int
+    tiles: int
+    head_rows: int
+    """Rows that go through the head at once."""
+
+
+def decode_rungs(most: int) -> tuple[int, ...]:
+    """Batch sizes for up to `most` rows: powers of two and, from 16 on, the halves between. The last one is
+    no larger than it must be, once that is many."""
+    rungs = list(_FIRST_RUNGS)
+    power = 128
+    while rungs[-1] < most:
+        rungs += [power, power + power // 2]
+        power *= 2
+    *lower, last = rungs[: bisect_left(rungs, most) + 1]
+    return (*lower, last if last <= _FEW_ROWS else min(last, -(-most // _FEW_ROWS) * _FEW_ROWS))
+
+
+class Ladder:
+    """The shapes of one engine: which are captured, and which one a step takes.
+
+    In exact numerics only steps of single tokens are captured: the others take their rows in rounds.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.most_rows = config.max_batch_tokens
+        self._decode = decode_rungs(min(config.capacity, config.max_batch_tokens))
+        self._beside: Sequence[int] = ()
+        self._prompts: Sequence[int] = ()
+        if config.numerics is Numerics.FAST:
+            top = self._decode[-1]
+            self._beside = (*(rung for rung in _DECODE_BESIDE_PROMPTS if rung < top), top)
+            self._prompts = (*(rung for rung in _PROMPT_RUNGS if rung < self.most_rows), self.most_rows)
+
+    @property
+    def captured(self) -> tuple[StepShape, ...]:
+        """Every shape that gets a graph, the largest first."""
+        decode = [StepShape(rows) for rows in self._decode]
+        mixed = [
+            _mixed(rows, prompts)
+            for beside, rows in enumerate(self._beside)
+            for place, prompts in enumerate(self._prompts)
+            if self._can_come(beside, place)
+        ]
+        return tuple(sorted(decode + mixed, key=lambda shape: shape.rows, reverse=True))
+
+    @property
+    def limits(self) -> StepLimits:
+        shapes = self.captured
+        rows = max(self.most_rows + _FEW_ROWS, *(shape.rows for shape in shapes))
+        segments = max(1, self.most_rows // 2)
+        head_rows = max(shape.head_rows for shape in shapes)
+        return StepLimits(rows, segments, rows // TILE_ROWS + segments, head_rows)
+
+    def decode(self, rows: int) -> StepShape:
+        """The captured shape of a step of so many single tokens."""
+        return StepShape(self._decode[bisect_left(self._decode, rows)])
+
+    def uncaptured(self, decode: int, prompts: int, segments: int, logits: int) -> StepShape:
+        """The shape of a step that no graph is made for: padded only where attention is split."""
+        few = 0 < decode <= _FEW_ROWS
+        return StepShape(self.decode(decode).decode_rows if few else decode, prompts, segments, logits)
+
+    def captured_mixed(self, decode: int, prompts: int, segments: int, logits: int) -> StepShape | None:
+        """The captured shape for a step with prompts or drafts, None when it is too large for any."""
+        beside, place = bisect_left(self._beside, decode), bisect_left(self._prompts, prompts)
+        if beside == len(self._beside) or place == len(self._prompts):
+            return None
+        shape = _mixed(self._beside[beside], self._prompts[place])
+        return shape if segments <= shape.segments and logits <= shape.logit_rows else None
+
+    def _can_come(self, beside: int, place: int) -> bool:
+        """Whether a step that needs these rungs, and not the ones below, is within the budget."""
+        fewest_beside = self._beside[beside - 1] + 1 if beside else 0
+        fewest_prompts = self._prompts[place - 1] + 1 if place else 2
+        return fewest_beside + fewest_prompts <= self.most_rows
+
+
+def _mixed(decode: int, prompts: int) -> StepShape:
+    segments, logits = min(prompts // 2, _SEGMENTS_BESIDE), min(prompts, _LOGITS_BESIDE)
+    return StepShape(decode, prompts, segments, decode + logits)

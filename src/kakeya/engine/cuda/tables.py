@@ -1,0 +1,169 @@
+"""What the host tells the device about a step: tables filled in pinned memory and copied in one go.
+
+The device's tables are static, because graphs remember where they lie. The host has a few buffers of the same
+layout and takes them in turns, so that one can be filled while another is still on its way.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, cycle, pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kakeya.engine.cuda.shapes import StepLimits, StepShape
+from kakeya.engine.device import Moment, host_buffer
+from kakeya.engine.sampler import SampleRequest
+from kakeya.kernels.gpu import SEGMENT_FIELDS, ChoiceTable, PromptTable, RowTable
+from kakeya.types import SamplingParams
+
+Int32Array = npt.NDArray[np.int32]
+
+# At most two steps are in flight, and a third may be filled meanwhile.
+BUFFERS = 3
+_TILE_FIELDS = 2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each table begins in a buffer of int32: those that always travel, then those that prompts and
+    logits of some rows need, then how tokens are chosen."""
+
+    limits: StepLimits
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The int32 of each table, in order."""
+        rows = self.limits.rows
+        return {
+            "token_ids": rows,
+            "slabs": rows,
+            "positions": rows,
+            "sinks": rows,
+            "choice_positions": rows,
+            "logit_rows": rows,
+            "logit_slabs": rows,
+            "row_segments": rows,
+            "segments": self.limits.segments * SEGMENT_FIELDS,
+            "tiles": self.limits.tiles * _TILE_FIELDS,
+            "seed": 2 * rows,
+            "temperature": rows,
+            "top_k": rows,
+            "top_p": rows,
+            "min_p": rows,
+        }
+
+    def places(self) -> dict[str, slice]:
+        # All begin at even places, because seeds are of 64 bits.
+        edges = accumulate((size + size % 2 for size in self.sizes.values()), initial=0)
+        return {name: slice(*edge) for name, edge in zip(self.sizes, pairwise(edges), strict=True)}
+
+
+class StepTables:
+    """The tables on the device, and what fills them. Used by one thread."""
+
+    def __init__(self, limits: StepLimits, device: torch.device) -> None:
+        self._places = Layout(limits).places()
+        size = max(place.stop for place in self._places.values())
+        self._device = torch.zeros(size, dtype=torch.int32, device=device)
+        self._buffers = cycle([HostTables(size, self._places, device) for _ in range(BUFFERS)])
+        # Whose choices lie on the device; a temperature of 0 everywhere is everyone's who is greedy.
+        self._choices: Sequence[SamplingParams] | None = None
+        # No row is anyone's until a step says so.
+        for name in ("slabs", "logit_slabs", "row_segments", "tiles"):
+            self._view(name).fill_(-1)
+        self.token_ids = self._view("token_ids")
+        self.logit_rows = self._view("logit_rows")
+
+    def begin(self) -> "HostTables":
+        """A buffer to fill. Waits, if need be, until what it held before has left it."""
+        buffer = next(self._buffers)
+        buffer.sent.wait()
+        return buffer
+
+    def send(self, buffer: "HostTables", requests: Sequence[SampleRequest], shape: StepShape) -> None:
+        """Copy to the device what a step of this shape reads; `requests` are those of its rows of logits."""
+        is_greedy = not any(request.params.temperature for request in requests)
+        if not is_greedy:
+            buffer.table("choice_positions")[: len(requests)] = [request.position for request in requests]
+        self._copy(buffer, "token_ids", "tiles" if shape.is_mixed else "choice_positions")
+        if not is_greedy:
+            self._send_choices(buffer, requests)
+        elif self._choices != ():
+            buffer.floats("temperature")[:] = 0.0
+            self._copy(buffer, "temperature", "temperature")
+            self._choices = ()
+        buffer.sent.record()
+
+    def rows(self, first: int, count: int) -> RowTable:
+        part = slice(first, first + count)
+        return RowTable(self._view("slabs")[part], self._view("positions")[part], self._view("sinks")[part])
+
+    def prompt(self, shape: StepShape) -> PromptTable:
+        """Of the rows behind the decode rows."""
+        segments = self._view("segments")[: shape.segments * SEGMENT_FIELDS]
+        tiles = self._view("tiles")[: shape.tiles * _TILE_FIELDS]
+        return PromptTable(
+            segments.view(-1, SEGMENT_FIELDS),
+            tiles.view(-1, _TILE_FIELDS),
+            self._view("row_segments")[: shape.prompt_rows],
+        )
+
+    def logits(self, shape: StepShape, first: int, count: int) -> tuple[RowTable, ChoiceTable]:
+        """Of the rows that go through the head, `count` from `first` on."""
+        part = slice(first, first + count)
+        slabs = self._view("logit_slabs" if shape.logit_rows else "slabs")[part]
+        positions = self._view("choice_positions")[part]
+        choice = ChoiceTable(
+            temperature=self._view("temperature").view(torch.float32)[part],
+            top_k=self._view("top_k")[part],
+            top_p=self._view("top_p").view(torch.float32)[part],
+            min_p=self._view("min_p").view(torch.float32)[part],
+            seed=self._view("seed").view(torch.int64)[part],
+            positions=positions,
+        )
+        return RowTable(slabs, positions, positions), choice
+
+    def _send_choices(self, buffer: "HostTables", requests: Sequence[SampleRequest]) -> None:
+        """The positions change with every step and travelled before; how to choose seldom does."""
+        params = [request.params for request in requests]
+        if params != self._choices:
+            buffer.fill_choices(params)
+            self._copy(buffer, "seed", "min_p")
+            self._choices = params
+
+    def _view(self, name: str) -> Tensor:
+        return self._device[self._places[name]]
+
+    def _copy(self, buffer: "HostTables", first: str, last: str) -> None:
+        part = slice(self._places[first].start, self._places[last].stop)
+        self._device[part].copy_(buffer.memory[part], non_blocking=True)
+
+
+class HostTables:
+    """One buffer of the host; `sent` is when the device has read it. Tables are numpy views."""
+
+    def __init__(self, size: int, places: dict[str, slice], device: torch.device) -> None:
+        self.memory = host_buffer(size, dtype=torch.int32, device=device)
+        self.sent = Moment(device).record()
+        self._places = places
+        self._numbers: Int32Array = self.memory.numpy()
+
+    def table(self, name: str) -> Int32Array:
+        return self._numbers[self._places[name]]
+
+    def floats(self, name: str) -> npt.NDArray[np.float32]:
+        return self.table(name).view(np.float32)
+
+    def fill_choices(self, params: Sequence[SamplingParams]) -> None:
+        """How each row of logits is sampled; the rows beyond are greedy, which is the least work."""
+        count = len(params)
+        self.floats("temperature")[:count] = [each.temperature for each in params]
+        self.floats("temperature")[count:] = 0.0
+        self.table("top_k")[:count] = [each.top_k for each in params]
+        self.floats("top_p")[:count] = [each.top_p for each in params]
+        self.floats("min_p")[:count] = [each.min_p for each in params]
+        seeds = np.array([each.seed for each in params], dtype=np.uint64)
+        self.table("seed").view(np.int64)[:count] = seeds.view(np.int64)

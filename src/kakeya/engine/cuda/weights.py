@@ -1,0 +1,146 @@
+"""A model's weights on the device: dense, in one element type, put there a matrix at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kakeya.errors import ConfigError
+from kakeya.models.checkpoint import Checkpoint
+from kakeya.models.config import ModelConfig
+from kakeya.models.linear import FLOAT_NAMES
+from kakeya.models.tensors import ModelTensors, StoredLayer, StoredMatrix, as_float
+from kakeya.types import DType, WeightFormat
+
+ELEMENTS = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """x @ weight.T + bias, all in the element type."""
+
+    weight: Tensor  # [N, K]
+    bias: Tensor | None = None
+
+    @property
+    def outputs(self) -> int:
+        return self.weight.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLayer:
+    """One layer's weights. Norm weights are float32."""
+
+    input_norm: Tensor
+    qkv: Matrix
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: Matrix
+    post_attention_norm: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Matrix
+    down: Matrix
+    post_mlp_norm: Tensor | None
+
+    @property
+    def is_plain(self) -> bool:
+        """Neither biases nor norms after a block: what the product of a single row can fuse."""
+        matrices = (self.qkv, self.output, self.gate_up, self.down)
+        has_bias = any(matrix.bias is not None for matrix in matrices)
+        return not has_bias and self.post_attention_norm is None and self.post_mlp_norm is None
+
+
+@dataclass(frozen=True)
+class DeviceWeights:
+    """A whole model on a device. A tied head is the embedding itself."""
+
+    config: ModelConfig
+    embedding: Tensor
+    layers: Sequence[DeviceLayer]
+    final_norm: Tensor
+    head: Matrix
+    num_parameters: int
+    description: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+
+def load_weights(
+    checkpoint: Checkpoint, *, dtype: DType, weights: WeightFormat, device: torch.device
+) -> DeviceWeights:
+    """Read, check and move every tensor; the host holds one matrix at a time beside the file.
+
+    All is held in `dtype`, of which the cache is too; bf16 weights under float32 are rounded first.
+    Raises ConfigError for a format that is not dense, CorruptCheckpoint for what the file lacks.
+    """
+    return _Mover(checkpoint, ELEMENTS[dtype], _rounded(dtype, weights), device).moved()
+
+
+def _rounded(dtype: DType, weights: WeightFormat) -> torch.dtype:
+    if weights in (WeightFormat.INT4, WeightFormat.INT8):
+        raise ConfigError(f"weights={weights.value} is not available on cuda; use auto, bf16 or float32")
+    if weights is WeightFormat.FLOAT32 and dtype is not DType.FLOAT32:
+        raise ConfigError("weights=float32 needs dtype=float32 on cuda: products have one element type")
+    return torch.bfloat16 if weights is WeightFormat.BF16 else ELEMENTS[dtype]
+
+
+class _Mover:
+    def __init__(
+        self, checkpoint: Checkpoint, held: torch.dtype, rounded: torch.dtype, device: torch.device
+    ) -> None:
+        self._tensors = ModelTensors(checkpoint)
+        self._config = checkpoint.config
+        self._held, self._rounded, self._device = held, rounded, device
+
+    def moved(self) -> DeviceWeights:
+        embedding = self._matrix(self._tensors.embedding())
+        layers = [self._layer(self._tensors.layer(index)) for index in range(self._config.num_layers)]
+        final_norm = self._vector(self._tensors.final_norm())
+        untied = self._tensors.untied_head()
+        return DeviceWeights(
+            config=self._config,
+            embedding=embedding.weight,
+            layers=layers,
+            final_norm=final_norm,
+            head=embedding if untied is None else self._matrix(untied),
+            num_parameters=self._tensors.num_parameters,
+            description=self._described(),
+        )
+
+    def _layer(self, stored: StoredLayer) -> DeviceLayer:
+        return DeviceLayer(
+            input_norm=self._vector(stored.input_norm),
+            qkv=self._matrix(stored.qkv),
+            query_norm=self._optional(stored.query_norm),
+            key_norm=self._optional(stored.key_norm),
+            output=self._matrix(stored.output),
+            post_attention_norm=self._optional(stored.post_attention_norm),
+            mlp_norm=self._vector(stored.mlp_norm),
+            gate_up=self._matrix(stored.gate_up),
+            down=self._matrix(stored.down),
+            post_mlp_norm=self._optional(stored.post_mlp_norm),
+        )
+
+    def _matrix(self, stored: StoredMatrix) -> Matrix:
+        weight = torch.empty(stored.shape, dtype=self._held, device=self._device)
+        first = 0
+        for part in stored.parts:
+            rows = part.shape[0]
+            weight[first : first + rows].copy_(as_float(part, self._rounded))
+            first += rows
+        return Matrix(weight, None if stored.bias is None else stored.bias.to(self._device, self._held))
+
+    def _optional(self, vector: Tensor | None) -> Tensor | None:
+        return None if vector is None else self._vector(vector)
+
+    def _vector(self, vector: Tensor) -> Tensor:
+        return vector.to(self._device)
+
+    def _described(self) -> str:
+        """In the words of the CPU's decoder: the same numbers in a slab have the same name."""
+        held, origin = FLOAT_NAMES[self._held], FLOAT_NAMES[self._rounded]
+        name = held if held == origin else f"{origin} held as {held}"
+        return f"{name} (layers), {name} (head)"

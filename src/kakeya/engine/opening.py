@@ -1,0 +1,119 @@
+"""Opens the backend that a configuration asks for: weights, pool, and the name of what computes."""
+
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+
+from kakeya import kernels as native
+from kakeya.config import EngineConfig
+from kakeya.engine.cuda.backend import CudaBackend
+from kakeya.engine.cuda.memory import device_memory
+from kakeya.engine.cuda.weights import load_weights
+from kakeya.engine.runner import Backend, CpuBackend
+from kakeya.engine.slab import CPU, SlabGeometry, SlabPool, free_memory
+from kakeya.errors import ConfigError
+from kakeya.kernels.gpu import GpuKernels, load_gpu_kernels
+from kakeya.kernels.gpu.torch_kernels import TorchKernels
+from kakeya.models.checkpoint import Checkpoint
+from kakeya.models.config import ModelConfig
+from kakeya.models.loader import load_decoder
+from kakeya.types import BackendChoice
+
+log = logging.getLogger(__name__)
+
+CUDA = torch.device("cuda", 0)
+
+
+@dataclass(frozen=True)
+class OpenedBackend:
+    """A backend ready to run, and what there is to say about it."""
+
+    backend: Backend
+    parameters: int
+    weights: str
+    kernels: str
+
+
+def chosen_backend(config: EngineConfig) -> EngineConfig:
+    """The same with its backend decided, and what depends on it. Raises ConfigError for an absent one."""
+    has_cuda = torch.cuda.is_available()
+    if config.backend is BackendChoice.AUTO:
+        return replace(config, backend=BackendChoice.CUDA if has_cuda else BackendChoice.CPU)
+    if config.backend is BackendChoice.CUDA and not has_cuda:
+        raise ConfigError(
+            f"there is no CUDA device that torch {torch.__version__} can use; choose --backend cpu"
+        )
+    return config
+
+
+def room_for_sessions(model: ModelConfig, config: EngineConfig) -> int:
+    """Bytes that a pool may take, for a decided backend. Raises ConfigError when a device has none left."""
+    if config.backend is not BackendChoice.CUDA:
+        return free_memory(CPU)
+    return device_memory(model, config).room(free_memory(CUDA))
+
+
+def slab_geometry(model: ModelConfig, config: EngineConfig) -> SlabGeometry:
+    """The slabs that `model` needs."""
+    return SlabGeometry(model.num_layers, model.num_kv_heads, model.head_dim, config.cache, config.dtype)
+
+
+def open_backend(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:
+    """Load `checkpoint` onto the backend that was decided.
+
+    Raises CorruptCheckpoint, and ConfigError for what the backend cannot do or has no memory for.
+    """
+    torch.set_num_threads(config.threads)
+    if config.backend is not BackendChoice.CUDA:
+        return _open_cpu(checkpoint, config)
+    try:
+        return open_device(checkpoint, config, CUDA)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the device ran out of memory while the model was loaded, though the arithmetic left room; "
+            f"lower --memory-budget or --capacity: {error}"
+        ) from error
+
+
+def _open_cpu(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:
+    kernels = native.load(config.kernels)
+    if kernels is not None:
+        kernels.set_threads(config.threads)
+    decoder = load_decoder(
+        checkpoint, dtype=config.dtype, weights=config.weights, numerics=config.numerics, kernels=kernels
+    )
+    described = decoder.describe_weights()
+    pool = SlabPool(slab_geometry(checkpoint.config, config), config.capacity)
+    backend = CpuBackend(decoder, pool, config.numerics, kernels, _fingerprint(checkpoint, described))
+    name = f"native ({kernels.isa})" if kernels is not None else "torch"
+    return OpenedBackend(backend, decoder.num_parameters, described, name)
+
+
+def open_device(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> OpenedBackend:
+    """The CUDA backend on `device`, which may be a CPU: nothing else differs."""
+    geometry = slab_geometry(checkpoint.config, config)
+    memory = device_memory(checkpoint.config, config)
+    memory.check(config.capacity, geometry.slab_bytes, free_memory(device))
+    kernels = _device_kernels(checkpoint.config, config, device)
+    weights = load_weights(checkpoint, dtype=config.dtype, weights=config.weights, device=device)
+    pool = SlabPool(geometry, config.capacity, device)
+    fingerprint = _fingerprint(checkpoint, weights.description)
+    backend = CudaBackend(weights, pool, config.numerics, kernels, fingerprint, config, device)
+    name = f"{kernels.name} ({torch.cuda.get_device_name(device) if device.type == 'cuda' else device})"
+    return OpenedBackend(backend, weights.num_parameters, weights.description, name)
+
+
+def _device_kernels(model: ModelConfig, config: EngineConfig, device: torch.device) -> GpuKernels:
+    kernels = load_gpu_kernels(device, config.kernels)
+    if kernels.supports_head_dim(model.head_dim):
+        return kernels
+    log.warning(
+        "the %s kernels do not take heads of %d; torch computes instead, slowly", kernels.name, model.head_dim
+    )
+    return TorchKernels()
+
+
+def _fingerprint(checkpoint: Checkpoint, weights: str) -> str:
+    """Slabs of the same model and numbers may move between backends."""
+    return f"{checkpoint.fingerprint}/{weights}"

@@ -1,0 +1,1 @@
+"""Triton's programs. Importing one of these modules imports Triton."""

@@ -1,0 +1,62 @@
+"""Launch parameters: what was quickest on an H200, and rules for shapes that were not measured."""
+
+from dataclasses import dataclass
+
+ATTENTION_BLOCK = 32  # slots that a program takes at once
+MATRIX_ROWS = 16  # the fewest rows a matrix unit takes
+
+
+@dataclass(frozen=True)
+class ProductLaunch:
+    """One program of a one-row product: how many outputs, how many columns at once, on how many warps."""
+
+    outputs: int
+    columns: int
+    warps: int
+
+
+_PRODUCTS = {
+    (6144, 4096): ProductLaunch(4, 4096, 8),
+    (4096, 4096): ProductLaunch(2, 2048, 8),
+    (24576, 4096): ProductLaunch(2, 4096, 8),
+    (4096, 12288): ProductLaunch(1, 4096, 4),
+    (151936, 4096): ProductLaunch(4, 2048, 8),
+    (960, 576): ProductLaunch(4, 1024, 8),
+    (576, 576): ProductLaunch(2, 1024, 4),
+    (3072, 576): ProductLaunch(2, 1024, 4),
+    (576, 1536): ProductLaunch(1, 1024, 4),
+}
+_LARGE, _MEDIUM = 24 << 20, 8 << 20  # elements of a weight
+
+
+def product_launch(weight_rows: int, columns: int, gated: bool) -> ProductLaunch:
+    """For a weight of this shape; a gated product's outputs each read two of its rows."""
+    known = _PRODUCTS.get((weight_rows, columns))
+    if known is not None:
+        return known
+    widest = max(16, power_of_two(columns))
+    if weight_rows * columns >= _LARGE:
+        return ProductLaunch(2 if gated else 4, min(widest, 4096), 8)
+    if weight_rows * columns >= _MEDIUM:
+        return ProductLaunch(2, min(widest, 2048), 8)
+    return ProductLaunch(2, min(widest, 1024), 4)
+
+
+def decode_warps(head_dim: int, itemsize: int, splits: int) -> int:
+    if head_dim <= 64 or (splits > 1 and head_dim * itemsize <= 256):
+        return 2
+    return 4 if head_dim * itemsize <= 512 else 8
+
+
+def prompt_warps(head_dim: int, itemsize: int) -> int:
+    return 4 if head_dim * itemsize <= 256 else 8
+
+
+def attention_stages(head_dim: int, itemsize: int) -> int:
+    """How many blocks of keys and values are on their way at once: up to 3, if shared memory holds them."""
+    return 3 if head_dim * itemsize <= 256 else 2 if head_dim * itemsize <= 512 else 1
+
+
+def power_of_two(n: int) -> int:
+    """The least one that is not less than n."""
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,198 @@
+"""Bounded attention over slabs in plain torch, a few rows at a time, never waiting for the device."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kakeya.kernels.gpu.interface import AttentionShape, PromptTable, RowTable
+
+_ROWS_AT_ONCE = 16  # each gathers its whole slab
+
+
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm over the last dimension times weight, float32."""
+    wide = x.double()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).float()
+
+
+@dataclass(frozen=True)
+class Block:
+    """The rows of a call, normed and rotated; all of the element dtype."""
+
+    queries: Tensor  # [rows, kv_heads, group, D], for the window, scaled
+    sink_queries: Tensor  # the same, for the sinks
+    keys: Tensor  # [rows, kv_heads, D]
+    values: Tensor  # [rows, kv_heads, D]
+
+
+def prepare(
+    qkv: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, rotations: Tensor, shape: AttentionShape
+) -> Block:
+    """Norm each head, rotate keys once and queries twice."""
+    heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
+    q, k, v = heads.split_with_sizes([shape.heads, shape.kv_heads, shape.kv_heads], 1)
+    q = q.float() if query_norm is None else normed(q, query_norm, shape.norm_eps)
+    k = k.float() if key_norm is None else normed(k, key_norm, shape.norm_eps)
+    cos, sin, sink_cos, sink_sin = rotations
+
+    def query(cos: Tensor, sin: Tensor) -> Tensor:
+        scaled = (_rotate(q, cos, sin) * shape.scale).to(qkv.dtype)
+        return scaled.view(-1, shape.kv_heads, shape.group, shape.head_dim)
+
+    return Block(query(cos, sin), query(sink_cos, sink_sin), _rotate(k, cos, sin).to(qkv.dtype), v)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (i, i + D / 2) of x [rows, heads, D] by each row's angles [rows, D / 2]."""
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def put_real(target: Tensor, places: tuple[Tensor, ...], values: Tensor, real: Tensor) -> None:
+    """target[places] = values for the rows that are real; nothing changes for the others.
+
+    The others repeat what the first real row does, so that every place is written with one value only; where
+    no row is real, one place is written with what it holds.
+    """
+    rows = torch.arange(len(real), device=real.device)
+    first = real.int().argmax()
+    source = torch.where(real, rows, first)
+    places = tuple(place.index_select(0, source).clamp(min=0).long() for place in places)
+    kept = target[places]
+    values = torch.where(real.any(), values.index_select(0, source).to(target.dtype), kept)
+    target.index_put_(places, values)
+
+
+def store(block: Block, slabs: Tensor, rows: RowTable) -> None:
+    """Keep each real row's key and value in its slot; slabs: [slabs, 2, kv_heads, slots, D], one layer's."""
+    slots, t, sink = slabs.shape[3], rows.positions, rows.sinks
+    slot = torch.where(t < sink, t, sink + torch.remainder(t - sink, (slots - sink).clamp(min=1)))
+    slot = slot.clamp(max=slots - 1)  # whatever padding says
+    by_slot = slabs.permute(0, 3, 1, 2, 4)
+    put_real(by_slot, (rows.slabs, slot), torch.stack([block.keys, block.values], 1), rows.slabs >= 0)
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """Which distances a layer sees."""
+
+    window: Tensor  # [rows]
+    sinks: int
+    seen_at: Tensor  # [rows]: where the sinks see the row
+
+    @classmethod
+    def of(cls, rows: RowTable, shape: AttentionShape, local_window: int) -> "_Reach":
+        local = local_window or shape.capacity
+        seen_at = rows.positions.clamp(max=shape.capacity - 1)
+        return cls((shape.capacity - rows.sinks).clamp(max=local), local, seen_at)
+
+    def sees(self, positions: Tensor, is_sink: Tensor, t: Tensor) -> Tensor:
+        """Whether the row at t [rows, 1] sees a column that holds one of `positions` [rows, columns]."""
+        as_sink = self.seen_at[:, None] - positions < self.sinks
+        return (positions <= t) & torch.where(is_sink, as_sink, t - positions < self.window[:, None])
+
+
+def _held_positions(newest: Tensor, sinks: Tensor, slots: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What each slot holds if the last token is `newest` [rows]: position, is it a sink, is it anything."""
+    slot = torch.arange(slots, device=newest.device, dtype=newest.dtype)[None, :]
+    newest, sinks = newest[:, None], sinks[:, None]
+    is_sink = slot < sinks
+    behind = torch.remainder(newest - slot, (slots - sinks).clamp(min=1))
+    position = torch.where(is_sink, slot, newest - behind)
+    return position, is_sink, (position <= newest) & (is_sink | (position >= sinks))
+
+
+def _scores(
+    block: Block, part: slice, keys: Tensor, by: str, is_sink: Tensor, shape: AttentionShape
+) -> Tensor:
+    """[rows, kv_heads, group, columns] float64; sinks are scored with their own rotation."""
+    windowed = torch.einsum(by, block.queries[part].double(), keys)
+    sunk = torch.einsum(by, block.sink_queries[part].double(), keys)
+    scores = torch.where(is_sink[:, None, None, :], sunk, windowed)
+    return shape.softcap * torch.tanh(scores / shape.softcap) if shape.softcap else scores
+
+
+def _softmax(scores: Tensor, seen: Tensor) -> Tensor:
+    return scores.masked_fill(~seen[:, None, None, :], float("-inf")).softmax(-1)
+
+
+def _parts(rows: int) -> Iterator[slice]:
+    return (slice(first, first + _ROWS_AT_ONCE) for first in range(0, rows, _ROWS_AT_ONCE))
+
+
+def _gather(slabs: Tensor, rows: RowTable) -> tuple[Tensor, Tensor]:
+    held = slabs.index_select(0, rows.slabs.clamp(min=0)).double()
+    return held[:, 0], held[:, 1]
+
+
+def attend_stored(
+    block: Block, slabs: Tensor, table: RowTable, shape: AttentionShape, local_window: int, out: Tensor
+) -> None:
+    """Attend to slabs that hold the rows already."""
+    for part in _parts(len(out)):
+        rows = RowTable(table.slabs[part], table.positions[part], table.sinks[part])
+        keys, values = _gather(slabs, rows)
+        position, is_sink, held = _held_positions(rows.positions, rows.sinks, shape.slots)
+        seen = held & _Reach.of(rows, shape, local_window).sees(position, is_sink, rows.positions[:, None])
+        weights = _softmax(_scores(block, part, keys, "rghd,rgcd->rghc", is_sink, shape), seen)
+        out[part].copy_((weights @ _only(values, seen)).flatten(1))
+
+
+def _only(values: Tensor, seen: Tensor) -> Tensor:
+    """Zeros for the columns that are not seen: no weight is nothing, except times infinity."""
+    return values.masked_fill(~seen[:, None, :, None], 0.0)
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """A prompt table seen from its rows."""
+
+    table: RowTable
+    starts: Tensor  # [rows]
+    segments: Tensor  # [rows]
+    lasting: RowTable  # the rows that no later row of their segment displaces; the others are padding
+
+    @classmethod
+    def of(cls, prompt: PromptTable, shape: AttentionShape) -> "PromptRows":
+        of_row = prompt.segments.index_select(0, prompt.row_segments.clamp(min=0))
+        slabs, starts, first_rows, counts, sinks = of_row.unbind(1)
+        rows = torch.arange(len(of_row), device=of_row.device, dtype=of_row.dtype)
+        positions = starts + rows - first_rows
+        slabs = slabs.masked_fill(prompt.row_segments < 0, -1)
+        displaced = (positions >= sinks) & (positions + shape.slots - sinks < starts + counts)
+        lasting = RowTable(slabs.masked_fill(displaced, -1), positions, sinks)
+        return cls(RowTable(slabs, positions, sinks), starts, prompt.row_segments, lasting)
+
+
+def attend_block(
+    block: Block, slabs: Tensor, prompt: PromptRows, shape: AttentionShape, local_window: int, out: Tensor
+) -> None:
+    """Attend to what slabs held before the rows came, and to the rows themselves."""
+    table = prompt.table
+    new_keys, new_values = block.keys.double(), block.values.double()
+    broken = (~new_values.isfinite()).double()
+    for part in _parts(len(out)):
+        rows = RowTable(table.slabs[part], table.positions[part], table.sinks[part])
+        t, reach = rows.positions[:, None], _Reach.of(rows, shape, local_window)
+        keys, values = _gather(slabs, rows)
+        position, is_sink, held = _held_positions(prompt.starts[part] - 1, rows.sinks, shape.slots)
+        old_seen = held & reach.sees(position, is_sink, t)
+        old = _scores(block, part, keys, "rghd,rgcd->rghc", is_sink, shape)
+        position = table.positions[None, :].expand(len(t), -1)
+        is_sink = position < rows.sinks[:, None]
+        together = prompt.segments[part][:, None] == prompt.segments[None, :]
+        new = _scores(block, part, new_keys, "rghd,cgd->rghc", is_sink, shape)
+        seen = torch.cat([old_seen, together & reach.sees(position, is_sink, t)], 1)
+        weights = _softmax(torch.cat([old, new], -1), seen)
+        to_old, to_new = weights.split_with_sizes([shape.slots, len(new_keys)], -1)
+        mixed = to_old @ _only(values, old_seen) + _mix("rghc,cgd->rghd", to_new, new_values, broken)
+        out[part].copy_(mixed.flatten(1))
+
+
+def _mix(by: str, weights: Tensor, values: Tensor, broken: Tensor) -> Tensor:
+    """weights times values of all sessions' rows: what is no number harms only those who give it weight."""
+    mixed = torch.einsum(by, weights, values.nan_to_num(0.0, 0.0, 0.0))
+    return mixed.masked_fill(torch.einsum(by, weights, broken) > 0, float("nan"))

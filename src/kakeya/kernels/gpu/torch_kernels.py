@@ -1,0 +1,151 @@
+"""The device kernels in plain torch: for devices without Triton, for heads it does not take, and for tests.
+
+Sums and transcendental functions are float64 and rounded once: in what order torch adds, and whether an
+element falls into a vector loop or its tail, then hardly ever shows in a result.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kakeya.kernels.gpu import torch_attention, torch_choice
+from kakeya.kernels.gpu.interface import (
+    Activation,
+    AttentionShape,
+    ChoiceTable,
+    PromptTable,
+    RowTable,
+    Scratch,
+)
+
+
+class TorchKernels:
+    """GpuKernels in torch, on any device. It needs no scratch and ignores `splits`."""
+
+    name = "torch"
+
+    def supports_head_dim(self, head_dim: int) -> bool:
+        return head_dim % 2 == 0
+
+    def scratch(
+        self, shape: AttentionShape, dtype: torch.dtype, device: torch.device, *, prompt_rows: int, parts: int
+    ) -> Scratch:
+        del shape, prompt_rows, parts
+        none = torch.empty(0, dtype=dtype, device=device)
+        return Scratch(none, none, none, none, none, none)
+
+    def embed(
+        self, table: Tensor, token_ids: Tensor, newest: Tensor, rows: RowTable, scale: float, hidden: Tensor
+    ) -> None:
+        last = newest.index_select(0, rows.slabs.clamp(min=0))
+        tokens = torch.where(token_ids >= 0, token_ids, last)
+        looked_up = functional.embedding(tokens, table).float() * scale
+        hidden.copy_(looked_up.masked_fill_((rows.slabs < 0)[:, None], 0.0))
+
+    def rotations(
+        self, rows: RowTable, capacity: int, inverse_frequencies: Tensor, factor: float, out: Tensor
+    ) -> None:
+        for at, positions in enumerate((rows.positions, rows.positions.clamp(max=capacity - 1))):
+            angles = positions.double()[:, None] * inverse_frequencies
+            out[2 * at].copy_(angles.cos() * factor)
+            out[2 * at + 1].copy_(angles.sin() * factor)
+
+    def add_norm(
+        self,
+        hidden: Tensor,
+        addend: Tensor | None,
+        post_weight: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        out: Tensor,
+    ) -> None:
+        if addend is not None:
+            addend = addend.float()
+            hidden.add_(addend if post_weight is None else torch_attention.normed(addend, post_weight, eps))
+        out.copy_(torch_attention.normed(hidden, weight, eps))
+
+    def gated(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:
+        gate, up = gate_up.double().chunk(2, dim=-1)
+        out.copy_(_activated(gate, activation) * up)
+
+    def one_row_product(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        *,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        residual: Tensor | None = None,
+        gate: Activation | None = None,
+    ) -> None:
+        row = x.float() if norm is None else torch_attention.normed(x, norm, eps)
+        product = functional.linear(row, weight.float())
+        if gate is not None:
+            self.gated(product, gate, out)
+        else:
+            out.copy_(product if residual is None else product + residual)
+
+    def decode_attention(
+        self,
+        qkv: Tensor,
+        pool: Tensor,
+        layer: int,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        rotations: Tensor,
+        rows: RowTable,
+        shape: AttentionShape,
+        local_window: int,
+        splits: int,
+        scratch: Scratch,
+        out: Tensor,
+    ) -> None:
+        del splits, scratch
+        block = torch_attention.prepare(qkv, query_norm, key_norm, rotations, shape)
+        torch_attention.store(block, pool[:, layer], rows)
+        torch_attention.attend_stored(block, pool[:, layer], rows, shape, local_window, out)
+
+    def store_rows(
+        self,
+        qkv: Tensor,
+        pool: Tensor,
+        layer: int,
+        key_norm: Tensor | None,
+        rotations: Tensor,
+        rows: RowTable,
+        shape: AttentionShape,
+    ) -> None:
+        block = torch_attention.prepare(qkv, None, key_norm, rotations, shape)
+        torch_attention.store(block, pool[:, layer], rows)
+
+    def prompt_attention(
+        self,
+        qkv: Tensor,
+        pool: Tensor,
+        layer: int,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        rotations: Tensor,
+        prompt: PromptTable,
+        shape: AttentionShape,
+        local_window: int,
+        scratch: Scratch,
+        out: Tensor,
+    ) -> None:
+        del scratch
+        block = torch_attention.prepare(qkv, query_norm, key_norm, rotations, shape)
+        rows = torch_attention.PromptRows.of(prompt, shape)
+        torch_attention.attend_block(block, pool[:, layer], rows, shape, local_window, out)
+        torch_attention.store(block, pool[:, layer], rows.lasting)
+
+    def choose(
+        self, logits: Tensor, rows: RowTable, choice: ChoiceTable, newest: Tensor, chosen: Tensor
+    ) -> None:
+        tokens = torch_choice.choose(logits, choice).int()
+        chosen.copy_(tokens)
+        torch_attention.put_real(newest, (rows.slabs,), tokens.clamp(min=0), rows.slabs >= 0)
+
+
+def _activated(gate: Tensor, activation: Activation) -> Tensor:
+    return functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")

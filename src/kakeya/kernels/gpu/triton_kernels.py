@@ -1,0 +1,298 @@
+"""The device kernels in Triton: each method launches the programs of `device` on the current stream."""
+
+import torch
+import triton
+from torch import Tensor
+
+from kakeya.kernels.gpu import launches
+from kakeya.kernels.gpu.device import choice as choosing, decode, prompt as prompting, rowwise
+from kakeya.kernels.gpu.interface import (
+    MAX_SPLITS,
+    TILE_ROWS,
+    Activation,
+    AttentionShape,
+    ChoiceTable,
+    PromptTable,
+    RowTable,
+    Scratch,
+)
+
+_GATES = {"silu": rowwise.SILU, "gelu_tanh": rowwise.GELU_TANH}
+_COLUMNS = 1024  # of the row-wise programs
+_CHOICE_BLOCK, _CHOICE_NARROW, _CHOICE_WARPS = 8192, 1024, 16
+_MAX_HEAD_DIM = 256
+
+
+class TritonKernels:
+    """GpuKernels in Triton. Programs are compiled when first met: run a step before capturing one."""
+
+    name = "triton"
+
+    def supports_head_dim(self, head_dim: int) -> bool:
+        return launches.power_of_two(head_dim) == head_dim and 16 <= head_dim <= _MAX_HEAD_DIM
+
+    def scratch(
+        self, shape: AttentionShape, dtype: torch.dtype, device: torch.device, *, prompt_rows: int, parts: int
+    ) -> Scratch:
+        heads, dim = shape.heads, shape.head_dim
+        return Scratch(
+            parts=torch.empty(parts, heads, dim, device=device),
+            stats=torch.empty(parts, heads, 2, device=device),
+            arrived=torch.zeros(parts, shape.kv_heads, dtype=torch.int32, device=device),
+            queries=torch.empty(prompt_rows, heads, dim, dtype=dtype, device=device),
+            sink_queries=torch.empty(prompt_rows, heads, dim, dtype=dtype, device=device),
+            keys=torch.empty(prompt_rows, shape.kv_heads, dim, dtype=dtype, device=device),
+        )
+
+    def embed(
+        self, table: Tensor, token_ids: Tensor, newest: Tensor, rows: RowTable, scale: float, hidden: Tensor
+    ) -> None:
+        n = hidden.shape[1]
+        grid = (len(hidden), triton.cdiv(n, _COLUMNS))
+        rowwise.embed[grid](table, token_ids, newest, rows.slabs, hidden, scale, n, BLOCK=_COLUMNS)
+
+    def rotations(
+        self, rows: RowTable, capacity: int, inverse_frequencies: Tensor, factor: float, out: Tensor
+    ) -> None:
+        _, count, half = out.shape
+        rowwise.rotations[(count, 2)](
+            rows.positions, inverse_frequencies, out, capacity, factor, out.stride(0), HALF=half, num_warps=1
+        )
+
+    def add_norm(
+        self,
+        hidden: Tensor,
+        addend: Tensor | None,
+        post_weight: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        out: Tensor,
+    ) -> None:
+        rows, n = hidden.shape
+        rowwise.add_norm[(rows,)](
+            hidden,
+            hidden if addend is None else addend,
+            weight if post_weight is None else post_weight,
+            weight,
+            out,
+            eps,
+            N=n,
+            BLOCK=launches.power_of_two(n),
+            ADD=addend is not None,
+            POST=post_weight is not None,
+            num_warps=8 if n > 1024 else 4,
+        )
+
+    def gated(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:
+        rows, width = out.shape
+        grid = (rows, triton.cdiv(width, _COLUMNS))
+        rowwise.gated[grid](gate_up, out, width, BLOCK=_COLUMNS, GATE=_GATES[activation])
+
+    def one_row_product(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        *,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        residual: Tensor | None = None,
+        gate: Activation | None = None,
+    ) -> None:
+        outputs, (weight_rows, columns) = out.shape[1], weight.shape
+        launch = launches.product_launch(weight_rows, columns, gated=gate is not None)
+        rowwise.one_row_product[(triton.cdiv(outputs, launch.outputs),)](
+            x,
+            weight,
+            x if norm is None else norm,
+            x if residual is None else residual,
+            out,
+            eps,
+            outputs,
+            K=columns,
+            OUTPUTS=launch.outputs,
+            COLUMNS=launch.columns,
+            NORM=norm is not None,
+            RESIDUAL=residual is not None,
+            GATE=rowwise.UNGATED if gate is None else _GATES[gate],
+            num_warps=launch.warps,
+            num_stages=3,
+        )
+
+    def decode_attention(
+        self,
+        qkv: Tensor,
+        pool: Tensor,
+        layer: int,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        rotations: Tensor,
+        rows: RowTable,
+        shape: AttentionShape,
+        local_window: int,
+        splits: int,
+        scratch: Scratch,
+        out: Tensor,
+    ) -> None:
+        count = len(qkv)
+        assert launches.power_of_two(splits) == splits <= MAX_SPLITS, f"{splits} splits"
+        assert splits == 1 or count * splits <= len(scratch.parts), f"{count} rows in {splits} splits"
+        decode.decode_attention[(count * shape.kv_heads, splits)](
+            qkv,
+            pool,
+            rotations,
+            rotations if query_norm is None else query_norm,
+            rotations if key_norm is None else key_norm,
+            rows.slabs,
+            rows.positions,
+            rows.sinks,
+            out,
+            scratch.parts,
+            scratch.stats,
+            scratch.arrived,
+            *_place(pool, layer),
+            qkv.stride(0),
+            out.stride(0),
+            rotations.stride(0),
+            shape.capacity,
+            shape.slots,
+            shape.scale,
+            shape.norm_eps,
+            shape.softcap,
+            local_window,
+            KV_HEADS=shape.kv_heads,
+            GROUP=shape.group,
+            ROWS=max(launches.MATRIX_ROWS, launches.power_of_two(shape.group)),
+            D=shape.head_dim,
+            BLOCK=launches.ATTENTION_BLOCK,
+            SPLITS=splits,
+            QK_NORM=query_norm is not None,
+            CAPPED=shape.softcap > 0,
+            num_warps=launches.decode_warps(shape.head_dim, pool.itemsize, splits),
+            num_stages=launches.attention_stages(shape.head_dim, pool.itemsize),
+        )
+
+    def store_rows(
+        self,
+        qkv: Tensor,
+        pool: Tensor,
+        layer: int,
+        key_norm: Tensor | None,
+        rotations: Tensor,
+        rows: RowTable,
+        shape: AttentionShape,
+    ) -> None:
+        decode.store_rows[(len(qkv), shape.kv_heads)](
+            qkv,
+            pool,
+            rotations,
+            rotations if key_norm is None else key_norm,
+            rows.slabs,
+            rows.positions,
+            rows.sinks,
+            *_place(pool, layer),
+            qkv.stride(0),
+            rotations.stride(0),
+            shape.slots,
+            shape.norm_eps,
+            HEADS=shape.heads,
+            KV_HEADS=shape.kv_heads,
+            D=shape.head_dim,
+            QK_NORM=key_norm is not None,
+            num_warps=1,
+        )
+
+    def prompt_attention(
+        self,
+        qkv: Tensor,
+        pool: Tensor,
+        layer: int,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        rotations: Tensor,
+        prompt: PromptTable,
+        shape: AttentionShape,
+        local_window: int,
+        scratch: Scratch,
+        out: Tensor,
+    ) -> None:
+        assert len(qkv) <= len(scratch.queries), f"{len(qkv)} prompt rows, room for {len(scratch.queries)}"
+        heads = {"HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "D": shape.head_dim}
+        prompting.prepare_rows[(len(qkv), shape.heads + shape.kv_heads)](
+            qkv,
+            rotations,
+            rotations if query_norm is None else query_norm,
+            rotations if key_norm is None else key_norm,
+            scratch.queries,
+            scratch.sink_queries,
+            scratch.keys,
+            qkv.stride(0),
+            rotations.stride(0),
+            shape.scale,
+            shape.norm_eps,
+            **heads,
+            QK_NORM=query_norm is not None,
+            num_warps=1,
+        )
+        prompting.prompt_attention[(len(prompt.tiles), shape.heads)](
+            scratch.queries,
+            scratch.sink_queries,
+            scratch.keys,
+            qkv,
+            pool,
+            out,
+            prompt.tiles,
+            prompt.segments,
+            *_place(pool, layer),
+            qkv.stride(0),
+            out.stride(0),
+            shape.capacity,
+            shape.slots,
+            shape.softcap,
+            local_window,
+            **heads,
+            ROWS=TILE_ROWS,
+            BLOCK=launches.ATTENTION_BLOCK,
+            CAPPED=shape.softcap > 0,
+            num_warps=launches.prompt_warps(shape.head_dim, pool.itemsize),
+            num_stages=launches.attention_stages(shape.head_dim, pool.itemsize),
+        )
+        prompting.keep_rows[(len(qkv), shape.kv_heads)](
+            scratch.keys,
+            qkv,
+            pool,
+            prompt.row_segments,
+            prompt.segments,
+            *_place(pool, layer),
+            qkv.stride(0),
+            shape.slots,
+            **heads,
+            num_warps=1,
+        )
+
+    def choose(
+        self, logits: Tensor, rows: RowTable, choice: ChoiceTable, newest: Tensor, chosen: Tensor
+    ) -> None:
+        choosing.choose[(len(logits),)](
+            logits,
+            rows.slabs,
+            choice.temperature,
+            choice.top_k,
+            choice.top_p,
+            choice.min_p,
+            choice.seed,
+            choice.positions,
+            newest,
+            chosen,
+            logits.stride(0),
+            logits.shape[1],
+            BLOCK=_CHOICE_BLOCK,
+            NARROW=_CHOICE_NARROW,
+            num_warps=_CHOICE_WARPS,
+        )
+
+
+def _place(pool: Tensor, layer: int) -> tuple[int, int, int, int]:
+    """Where a layer lies in its slab, and the strides of slabs, of keys to values, and of key heads."""
+    slab, layers, kinds, heads = pool.stride()[:4]
+    return layer * layers, slab, kinds, heads

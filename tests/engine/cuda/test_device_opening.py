@@ -1,0 +1,274 @@
+"""Opening the device backend: which one, with what weights, in how much memory; and with how few packages."""
+
+import logging
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kakeya.config import EngineConfig
+from kakeya.engine import opening
+from kakeya.engine.cuda.memory import DeviceMemory, device_memory
+from kakeya.engine.cuda.shapes import Ladder
+from kakeya.engine.cuda.weights import load_weights
+from kakeya.engine.cuda.workspace import Workspace, WorkspacePlan
+from kakeya.engine.device import Moment, aside, delivered, fetched, host_buffer, received
+from kakeya.engine.slab import SlabPool
+from kakeya.errors import ConfigError, CorruptCheckpoint
+from kakeya.kernels.gpu.torch_kernels import TorchKernels
+from kakeya.models.checkpoint import open_checkpoint
+from kakeya.types import BackendChoice, DType, TokenEvent, WeightFormat
+from support import tiny
+from support.runtimes import answer, new_session, tiny_runtime
+
+CPU = torch.device("cpu")
+CUDA_CONFIG = EngineConfig(backend=BackendChoice.CUDA, capacity=4)
+
+
+@pytest.fixture
+def with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+@pytest.fixture
+def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_auto_takes_a_device_where_there_is_one(with_cuda: None) -> None:
+    chosen = opening.chosen_backend(EngineConfig())
+    assert chosen.backend is BackendChoice.CUDA
+    assert (chosen.prefill_block, chosen.max_batch_tokens) == (2048, 2304)
+    assert opening.chosen_backend(EngineConfig(backend=BackendChoice.CPU)).backend is BackendChoice.CPU
+
+
+def test_what_was_asked_for_stays(with_cuda: None) -> None:
+    asked = replace(EngineConfig(max_batch_tokens=256), capacity=7)
+    chosen = opening.chosen_backend(asked)
+    assert (chosen.prefill_block, chosen.max_batch_tokens, chosen.capacity) == (256, 256, 7)
+    assert asked.asked_batch_tokens == chosen.asked_batch_tokens == 256
+    assert EngineConfig().asked_batch_tokens is None
+    with pytest.raises(ConfigError, match="must be at least prefill_block, 4096"):
+        opening.chosen_backend(EngineConfig(backend=BackendChoice.CUDA, prefill_block=4096))
+
+
+def test_without_a_device_auto_is_the_cpu_and_cuda_is_refused(without_cuda: None) -> None:
+    chosen = opening.chosen_backend(EngineConfig())
+    assert (chosen.backend, chosen.max_batch_tokens) == (BackendChoice.CPU, 256)
+    with pytest.raises(ConfigError, match="there is no CUDA device that torch .* can use"):
+        opening.chosen_backend(CUDA_CONFIG)
+
+
+@pytest.mark.parametrize("dtype", DType)
+def test_weights_are_dense_and_a_tied_head_is_the_embedding(tiny_llama: Path, dtype: DType) -> None:
+    weights = load_weights(open_checkpoint(tiny_llama), dtype=dtype, weights=WeightFormat.AUTO, device=CPU)
+    name = "float32" if dtype is DType.FLOAT32 else "bf16"
+    assert weights.description == f"{name} (layers), {name} (head)"
+    assert weights.head.weight.data_ptr() == weights.embedding.data_ptr()
+    assert weights.layers[0].qkv.outputs == 64 + 2 * 32
+    assert all(layer.is_plain for layer in weights.layers)
+    reference = tiny.load(tiny_llama, tiny.engine_config(dtype=dtype, weights=WeightFormat.AUTO))
+    assert weights.num_parameters == reference.num_parameters
+    assert weights.description == reference.describe_weights()
+
+
+def test_weights_that_products_cannot_take_are_refused_by_name(tiny_llama: Path) -> None:
+    checkpoint = open_checkpoint(tiny_llama)
+    for weights in (WeightFormat.INT4, WeightFormat.INT8):
+        with pytest.raises(ConfigError, match=f"weights={weights.value} is not available on cuda"):
+            load_weights(checkpoint, dtype=DType.BFLOAT16, weights=weights, device=CPU)
+    with pytest.raises(ConfigError, match="weights=float32 needs dtype=float32"):
+        load_weights(checkpoint, dtype=DType.BFLOAT16, weights=WeightFormat.FLOAT32, device=CPU)
+    held = load_weights(checkpoint, dtype=DType.FLOAT32, weights=WeightFormat.BF16, device=CPU)
+    assert held.description == "bf16 held as float32 (layers), bf16 held as float32 (head)"
+    assert torch.equal(held.embedding, held.embedding.bfloat16().float())
+
+
+def test_an_untied_head_and_a_missing_tensor(tmp_path: Path) -> None:
+    directory = tiny.write_llama(tmp_path, tie_word_embeddings=False)
+    with pytest.raises(CorruptCheckpoint, match=r"lm_head\.weight"):
+        load_weights(open_checkpoint(directory), dtype=DType.FLOAT32, weights=WeightFormat.AUTO, device=CPU)
+
+
+def test_a_quantized_file_is_expanded(default_model: Path) -> None:
+    weights = load_weights(
+        open_checkpoint(default_model), dtype=DType.BFLOAT16, weights=WeightFormat.NATIVE, device=CPU
+    )
+    assert weights.description == "bf16 (layers), bf16 (head)"
+    assert {layer.down.weight.dtype for layer in weights.layers} == {torch.bfloat16}
+    assert weights.num_parameters == 134_515_008
+
+
+def test_the_arithmetic_is_that_of_the_real_tensors(tiny_llama: Path) -> None:
+    config = tiny.engine_config()
+    checkpoint = open_checkpoint(tiny_llama)
+    memory = device_memory(checkpoint.config, config)
+    weights = load_weights(checkpoint, dtype=config.dtype, weights=config.weights, device=CPU)
+    assert memory.weights == weights.num_parameters * 4 + 2 * 2 * 32 * 4  # two norms a layer that llama lacks
+    plan = WorkspacePlan(checkpoint.config, Ladder(config).limits, torch.float32)
+    space = Workspace(plan, CPU)
+    held = [tensor for tensor in vars(space).values() if isinstance(tensor, torch.Tensor)]
+    assert plan.nbytes == sum(tensor.nbytes for tensor in held) < memory.workspace
+
+
+def test_what_does_not_fit_is_refused_with_the_arithmetic() -> None:
+    memory = DeviceMemory(weights=1000, workspace=200, graphs=30, moves=4)
+    assert memory.room(2234) == 1000
+    sum_of_it = r"weights 1,000 \+ workspace 200 \+ graphs 30 \+ moves 4 = 1,234 bytes"
+    with pytest.raises(ConfigError, match=f"the model does not fit on the device: {sum_of_it}, and 1,234 "):
+        memory.room(1234)
+    memory.check(slabs=10, slab_bytes=100, free=2234)
+    words = rf"11 slabs x 100 bytes = 1,100 beside {sum_of_it}, and 2,234 bytes are free: room for 10 slabs"
+    with pytest.raises(ConfigError, match=words):
+        memory.check(slabs=11, slab_bytes=100, free=2234)
+
+
+def test_a_large_model_on_a_large_device(tiny_llama: Path) -> None:
+    """Qwen3-8B's shape takes 16 GB of weights; most of 140 GB is left for sessions."""
+    tiny_config = open_checkpoint(tiny_llama).config
+    layers = {"layer_windows": (None,) * 36, "layer_ropes": tiny_config.layer_ropes[:1] * 36}
+    model = replace(tiny_config, **EIGHT_B, **layers)
+    memory = device_memory(model, replace(CUDA_CONFIG, capacity=256))
+    assert 16.3e9 < memory.weights < 16.5e9
+    assert memory.total < 22e9
+    slab = opening.slab_geometry(model, CUDA_CONFIG).slab_bytes
+    assert memory.room(140 * 10**9) // slab > 256
+
+
+EIGHT_B = {
+    "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_layers": 36, "num_heads": 32,
+    "num_kv_heads": 8, "head_dim": 128, "tied_head": False,
+}  # fmt: skip
+
+
+def test_room_for_sessions_depends_on_the_backend(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = open_checkpoint(tiny_llama).config
+    monkeypatch.setattr(opening, "free_memory", lambda device: 10**10 if device.type == "cuda" else 7)
+    assert opening.room_for_sessions(model, EngineConfig(backend=BackendChoice.CPU)) == 7
+    room = opening.room_for_sessions(model, CUDA_CONFIG)
+    assert room == 10**10 - device_memory(model, CUDA_CONFIG).total
+
+
+def test_the_device_backend_opens_on_a_cpu(tiny_llama: Path) -> None:
+    opened = opening.open_device(open_checkpoint(tiny_llama), tiny.engine_config(), CPU)
+    assert opened.kernels == "torch (cpu)"
+    assert opened.backend.runs_ahead
+    assert opened.backend.vocab_size == tiny.VOCAB
+    assert opened.backend.fingerprint.endswith("/float32 (layers), float32 (head)")
+
+
+def test_heads_that_kernels_do_not_take_are_announced(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Choosy(TorchKernels):
+        name = "choosy"
+
+        def supports_head_dim(self, head_dim: int) -> bool:
+            return False
+
+    monkeypatch.setattr(opening, "load_gpu_kernels", lambda device, choice: Choosy())
+    with caplog.at_level(logging.WARNING):
+        opened = opening.open_device(open_checkpoint(tiny_llama), tiny.engine_config(), CPU)
+    assert "the choosy kernels do not take heads of 16" in caplog.text
+    assert opened.kernels == "torch (cpu)"
+
+
+def test_running_out_of_memory_is_a_setting_that_cannot_be(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(opening, "open_device", full)
+    with pytest.raises(ConfigError, match="lower --memory-budget or --capacity: CUDA out of memory"):
+        opening.open_backend(open_checkpoint(tiny_llama), CUDA_CONFIG)
+
+
+def test_on_a_cpu_nothing_waits() -> None:
+    moment = Moment(CPU).record()
+    moment.wait()
+    moment.hold_back()
+    tensor = torch.arange(3)
+    with aside(CPU):
+        copy, ready = delivered(tensor, CPU)
+    assert torch.equal(received(copy, ready), tensor)
+    assert torch.equal(received(copy, None), tensor)
+    assert torch.equal(fetched(copy, ready), fetched(copy, None))
+    assert not host_buffer(3, dtype=torch.int32, device=CPU).is_pinned()
+
+
+def test_a_pool_that_a_device_cannot_hold(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
+    geometry = opening.slab_geometry(open_checkpoint(tiny_llama).config, tiny.engine_config())
+    with pytest.raises(ConfigError, match="1,000 bytes are available"):
+        SlabPool(geometry, 4, torch.device("cuda", 0))
+
+
+PROGRAM = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {absent!r}:
+            raise ImportError(name + " is not installed here")
+
+sys.meta_path.insert(0, Absent())
+import kakeya.engine.cuda.backend
+from kakeya.models.checkpoint import open_checkpoint
+from kakeya.engine.opening import open_device
+from kakeya.runtime import Runtime
+from kakeya.config import EngineConfig
+from kakeya.text import Tokenizer
+from support import tiny
+from support.runtimes import answer, new_session, tiny_runtime
+from support.vocabularies import byte_level_files
+import torch
+
+checkpoint = open_checkpoint({directory!r})
+open_device(checkpoint, tiny.engine_config(), torch.device("cpu"))
+with Runtime(checkpoint, Tokenizer(byte_level_files()), tiny.engine_config(threads=1)) as runtime:
+    session = runtime.create_session(eos_token_ids=())
+    runtime.append(session, [5, 9])
+    print(len(list(runtime.generate(session, 3))))
+"""
+
+
+def test_the_runtime_needs_none_of_what_front_ends_and_gguf_files_need(tiny_llama: Path) -> None:
+    """A GPU machine may have torch, numpy, safetensors and tokenizers, and not much more."""
+    absent = {"gguf", "prometheus_client", "fastapi", "pydantic", "uvicorn", "llguidance", "platformdirs",
+              "jinja2", "triton"}  # fmt: skip
+    program = PROGRAM.format(absent=absent, directory=str(tiny_llama))
+    tests = Path(__file__).parents[2]
+    outcome = subprocess.run([sys.executable, "-c", program], cwd=tests, capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stdout.split() == ["4"]
+
+
+def test_the_magic_of_gguf_files_is_said_twice_and_is_the_same() -> None:
+    from kakeya.models import checkpoint, gguf_file
+
+    assert checkpoint._GGUF_MAGIC == gguf_file.MAGIC
+
+
+def test_a_whole_runtime_on_the_device_backend(
+    tiny_llama: Path, tmp_path: Path, with_cuda: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chosen by itself; what a session says, saved and restored, is what the CPU's says."""
+    said = []
+    for device in (None, CPU):
+        choice = BackendChoice.CPU if device is None else BackendChoice.AUTO
+        monkeypatch.setattr(opening, "CUDA", device)
+        with tiny_runtime(tiny_llama, tiny.engine_config(threads=1, backend=choice)) as runtime:
+            assert runtime.describe().backend == ("cpu" if device is None else "cuda")
+            session = new_session(runtime)
+            first = answer(runtime, session, 9)
+            runtime.export_session(session, tmp_path / "saved", notes="remember")
+            restored, notes = runtime.import_session(tmp_path / "saved")
+            events = [first, answer(runtime, restored, 9), answer(runtime, runtime.fork(session), 5)]
+            said.append([[e.token_id for e in each if isinstance(e, TokenEvent)] for each in events])
+            assert notes == "remember"
+            assert runtime.info(restored).kv_live_bytes > 0
+    assert said[0] == said[1]

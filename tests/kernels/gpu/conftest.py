@@ -1,0 +1,49 @@
+"""Every case runs with both implementations: on the device where there is one, in torch on the CPU, and in
+Triton's interpreter, which has a process of its own (test_gpu_interpreted.py)."""
+
+import os
+
+import pytest
+import torch
+
+from kakeya.kernels.gpu import GpuKernels, load_gpu_kernels
+from kakeya.types import KernelChoice
+from support.gpu_bench import Bench
+
+_CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def _place(kernels: str, device: torch.device, dtype: torch.dtype) -> object:
+    name = f"{kernels}-{device.type}-{str(dtype).removeprefix('torch.')}"
+    return pytest.param((kernels, device, dtype), id=name, marks=pytest.mark.gpu if device == _CUDA else ())
+
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    PLACES = [_place("triton", _CPU, torch.float32)]  # it gets bfloat16 products wrong
+else:
+    PLACES = [
+        _place("torch", _CPU, torch.float32),
+        _place("torch", _CPU, torch.bfloat16),
+        _place("torch", _CUDA, torch.float32),
+        _place("triton", _CUDA, torch.float32),
+        _place("triton", _CUDA, torch.bfloat16),
+    ]
+
+
+@pytest.fixture(params=PLACES)
+def bench(request: pytest.FixtureRequest) -> Bench:
+    kernels, device, dtype = request.param
+    if device == _CUDA and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return Bench(_triton() if kernels == "triton" else _torch(device), device, dtype)
+
+
+def _torch(device: torch.device) -> GpuKernels:
+    return load_gpu_kernels(device, KernelChoice.TORCH)
+
+
+def _triton() -> GpuKernels:
+    pytest.importorskip("triton", reason="Triton is not installed here")
+    from kakeya.kernels.gpu.triton_kernels import TritonKernels
+
+    return TritonKernels()

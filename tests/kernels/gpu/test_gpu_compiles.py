@@ -1,0 +1,106 @@
+"""Triton's programs through its compiler, for a device that need not be here.
+
+The interpreter runs what the compiler refuses: a name of two types, a product too narrow for matrix units.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kakeya.kernels.gpu import ChoiceTable
+from support.gpu_bench import Bench
+from support.gpu_sessions import Case, Sessions
+
+_TYPES = {
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.bfloat16: "bf16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+_SHARED_MEMORY = 232_448  # bytes that one program may have on a Hopper chip
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Launches compile their program instead, for an H200; the list has the names."""
+    if "TRITON_INTERPRET" in os.environ or torch.cuda.is_available():
+        pytest.skip("nothing is compiled in the interpreter, and everything where there is a device")
+    jit = pytest.importorskip("triton.runtime.jit", reason="Triton is not installed here")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # what it does anyway, but without a warning
+    names: list[str] = []
+    monkeypatch.setattr(jit.JITFunction, "run", _compiler(names))
+    return names
+
+
+def _compiler(names: list[str]) -> Callable[..., None]:
+    from triton import compile as build
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    def run(program: Any, *args: object, grid: object, warmup: bool, **options: Any) -> None:
+        del grid, warmup
+        given = dict(zip(program.arg_names, args, strict=False)) | options
+        constants, attributes, signature = {}, {}, {}
+        for at, parameter in enumerate(program.params):
+            value = given[parameter.name]
+            if parameter.is_constexpr:
+                constants[(at,)], signature[parameter.name] = getattr(value, "value", value), "constexpr"
+            elif isinstance(value, torch.Tensor):
+                signature[parameter.name] = "*" + _TYPES[value.dtype]
+                attributes[(at,)] = [["tt.divisibility", 16]]
+            else:
+                signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+        chosen = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
+        source = ASTSource(program, signature, constants, attributes)
+        built = build(source, target=GPUTarget("cuda", 90, 32), options=chosen)
+        assert built.metadata.shared <= _SHARED_MEMORY
+        names.append(program.__name__)
+
+    return run
+
+
+def _bench() -> Bench:
+    from kakeya.kernels.gpu.triton_kernels import TritonKernels
+
+    return Bench(TritonKernels(), torch.device("cpu"), torch.bfloat16)
+
+
+ATTENTION = ["decode_attention", "store_rows", "prepare_rows", "prompt_attention", "keep_rows"]
+
+
+@pytest.mark.parametrize(
+    ("case", "splits"),
+    [(Case(head_dim=16, softcap=2.0), 4), (Case(head_dim=128, heads=4, head_norms=True), 1)],
+)
+def test_attention_compiles(compiled: list[str], case: Case, splits: int) -> None:
+    sessions = Sessions(_bench(), case, splits=splits)
+    block = sessions.block(0, 2)
+    sessions.decode([block])
+    sessions.store([block])
+    sessions.prompt([block])
+    assert compiled == ATTENTION
+
+
+def test_the_rest_compiles(compiled: list[str]) -> None:
+    bench = _bench()
+    kernels, rows = bench.kernels, bench.rows([0, 1], [3, 4], [0, 0])
+    hidden, weight = bench.floats(2, 576), bench.floats(576)
+    kernels.embed(bench.element(9, 576), bench.ints([1, 2]), bench.ints([0, 0]), rows, 1.0, hidden)
+    kernels.rotations(rows, 8, bench.floats(16).double(), 1.0, bench.unset(4, 2, 16, dtype=torch.float32))
+    kernels.add_norm(hidden, bench.element(2, 576), weight, weight, 1e-6, bench.unset(2, 576))
+    kernels.gated(bench.element(2, 48), "gelu_tanh", bench.unset(2, 24))
+    matrix, out = bench.element(48, 576), bench.unset(1, 24)
+    kernels.one_row_product(hidden[:1], matrix, out, norm=weight, gate="silu")
+    kernels.one_row_product(bench.element(1, 576), matrix, hidden[:1, :48], residual=hidden[:1, :48])
+    floats, ints = bench.floats(2), bench.ints([1, 2])
+    choice = ChoiceTable(floats, ints, floats, floats, ints.long(), ints)
+    kernels.choose(bench.floats(2, 99), rows, choice, ints, ints)
+    assert compiled == [
+        "embed", "rotations", "add_norm", "gated", "one_row_product", "one_row_product", "choose",
+    ]  # fmt: skip

@@ -1,0 +1,117 @@
+"""The operations between products, and the product of one row, against float64."""
+
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kakeya.kernels.gpu import MAX_SPLITS, splits_for
+from kakeya.kernels.gpu.launches import product_launch
+from kakeya.models.rope import Llama3Scaling, RopeConfig, inverse_frequencies, rope_tables
+from support.gpu_bench import Bench, same_bits
+
+Activation = Literal["silu", "gelu_tanh"]
+EPS = 1e-5
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.double()
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS) * weight.double()
+
+
+def activated(gate: Tensor, activation: Activation) -> Tensor:
+    return functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
+
+
+@pytest.mark.parametrize("table_dtype", [torch.float32, torch.bfloat16])
+def test_embed_takes_given_tokens_and_chosen_ones(bench: Bench, table_dtype: torch.dtype) -> None:
+    table = bench.floats(11, 1100).to(table_dtype)
+    rows = bench.rows([2, 0, -1, 1, -1], [0] * 5, [0] * 5)
+    hidden = bench.unset(5, 1100, dtype=torch.float32)
+    bench.kernels.embed(table, bench.ints([7, -1, -1, -1, 3]), bench.ints([5, 10, 0]), rows, 1.5, hidden)
+    expected = table[bench.ints([7, 5, 0, 10, 0])].float() * 1.5
+    expected[[2, 4]] = 0.0
+    assert torch.equal(hidden, expected)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.2])
+def test_rotations_are_right_at_far_positions(bench: Bench, factor: float) -> None:
+    rope = RopeConfig(head_dim=32, theta=500_000.0, scaling=Llama3Scaling(8.0, 1.0, 4.0, 8192))
+    positions = [0, 1, 39, 40, 12_345_678, 2**31 - 1]
+    frequencies = bench.put(torch.tensor(inverse_frequencies(rope)))
+    out = bench.unset(4, len(positions), 16, dtype=torch.float32)
+    rows = bench.rows([0] * 6, positions, [4] * 6)
+    bench.kernels.rotations(rows, 40, frequencies, factor, out)
+    expected = torch.stack([*rope_tables(rope, positions), *rope_tables(rope, np.minimum(positions, 39))])
+    assert torch.allclose(out.cpu(), expected * factor, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("width", [576, 1100])
+@pytest.mark.parametrize("addend", ["nothing", "element", "float32", "normed"])
+def test_add_norm(bench: Bench, width: int, addend: str) -> None:
+    hidden, weight, post = bench.floats(3, width), bench.floats(width), bench.floats(width)
+    added = bench.element(3, width) if addend != "float32" else bench.floats(3, width)
+    expected = hidden.double()
+    if addend != "nothing":
+        expected = expected + (rms_norm(added, post) if addend == "normed" else added.double())
+    out = bench.unset(3, width)
+    arguments = (None if addend == "nothing" else added, post if addend == "normed" else None, weight, EPS)
+    alone, alone_out = hidden[1:2].clone(), bench.unset(1, width)
+    bench.kernels.add_norm(hidden, *arguments, out)
+    assert bench.near(hidden, expected)
+    assert bench.near(out, rms_norm(expected, weight))
+    arguments = (None if addend == "nothing" else added[1:2], *arguments[1:])
+    bench.kernels.add_norm(alone, *arguments, alone_out)
+    assert same_bits(torch.cat([alone, alone_out]), torch.cat([hidden[1:2], out[1:2]]))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("width", [24, 1100])
+def test_gated(bench: Bench, activation: Activation, width: int) -> None:
+    gate_up = 3 * bench.element(4, 2 * width)
+    out, alone = bench.unset(4, width), bench.unset(1, width)
+    bench.kernels.gated(gate_up, activation, out)
+    gate, up = gate_up.double().chunk(2, -1)
+    assert bench.near(out, activated(gate, activation) * up)
+    bench.kernels.gated(gate_up[2:3], activation, alone)
+    assert same_bits(alone, out[2:3])
+
+
+@pytest.mark.parametrize(("outputs", "columns"), [(10, 24), (31, 576), (5, 2500)])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("end", ["plain", "residual", "silu", "gelu_tanh"])
+def test_one_row_product(bench: Bench, outputs: int, columns: int, norm: bool, end: str) -> None:
+    gated = end in ("silu", "gelu_tanh")
+    weight = bench.element(2 * outputs if gated else outputs, columns) * columns**-0.5
+    scale = bench.floats(columns)
+    x = bench.floats(1, columns) if norm else bench.element(1, columns)
+    product = (rms_norm(x, scale) if norm else x.double()) @ weight.double().T
+    options = {"norm": scale, "eps": EPS} if norm else {}
+    if gated:
+        gate, up = product.chunk(2, -1)
+        out, expected = bench.unset(1, outputs), activated(gate, end) * up
+        bench.kernels.one_row_product(x, weight, out, gate=end, **options)
+    elif end == "residual":
+        out = bench.floats(1, outputs)  # added to in place
+        expected = product + out
+        bench.kernels.one_row_product(x, weight, out, residual=out, **options)
+    else:
+        out, expected = bench.unset(1, outputs), product
+        bench.kernels.one_row_product(x, weight, out, **options)
+    assert bench.near(out, expected)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_product_launches_fit_every_shape(gated: bool) -> None:
+    for rows, columns in ((6144, 4096), (576, 576), (24576, 4096), (3584, 2560), (8, 8), (151936, 1024)):
+        launch = product_launch(rows, columns, gated)
+        for size in (launch.outputs, launch.columns, launch.warps):
+            assert size & (size - 1) == 0
+        assert launch.outputs * launch.columns <= 16384
+
+
+def test_splits_fill_the_device_and_no_more() -> None:
+    assert [splits_for(rows) for rows in (0, 1, 4, 5, 8, 33, 64, 500)] == [MAX_SPLITS, 16, 16, 8, 8, 1, 1, 1]

@@ -1,0 +1,37 @@
+"""The torch kernels never wait for the device: on one that holds no numbers, asking for any would raise."""
+
+import pytest
+import torch
+
+from kakeya.kernels.gpu import ChoiceTable, load_gpu_kernels
+from kakeya.types import KernelChoice
+from support.gpu_bench import Bench
+from support.gpu_sessions import Case, Sessions
+
+
+@pytest.fixture
+def numberless() -> Bench:
+    device = torch.device("meta")
+    return Bench(load_gpu_kernels(device, KernelChoice.TORCH), device, torch.bfloat16)
+
+
+def test_attention_asks_for_no_number(numberless: Bench) -> None:
+    sessions = Sessions(numberless, Case(head_norms=True, softcap=2.0, local_window=9))
+    block = sessions.block(0, 20)
+    for result in (sessions.decode([block], padding=2), sessions.prompt([block], padding=2)):
+        assert result.shape == (20, 3 * 32)
+    sessions.store([block], padding=2)
+
+
+def test_the_rest_asks_for_no_number(numberless: Bench) -> None:
+    bench = numberless
+    kernels, rows = bench.kernels, bench.rows([0, -1], [3, 4], [0, 0])
+    hidden, weight = bench.floats(2, 576), bench.floats(576)
+    floats, ints = bench.floats(2), bench.ints([1, 2])
+    kernels.embed(bench.element(9, 576), ints, ints, rows, 1.0, hidden)
+    kernels.rotations(rows, 8, bench.floats(16).double(), 1.0, bench.unset(4, 2, 16, dtype=torch.float32))
+    kernels.add_norm(hidden, bench.element(2, 576), weight, weight, 1e-6, bench.unset(2, 576))
+    kernels.gated(bench.element(2, 48), "gelu_tanh", bench.unset(2, 24))
+    kernels.one_row_product(hidden[:1], bench.element(48, 576), bench.unset(1, 24), norm=weight, gate="silu")
+    choice = ChoiceTable(floats, ints, floats, floats, ints.long(), ints)
+    kernels.choose(bench.floats(2, 99), rows, choice, ints, ints)
