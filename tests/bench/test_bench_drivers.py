@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from kakeya.bench import engine, ours, quality, startup
+from kakeya.bench import engine, ours, quality, quality_choices, startup
 from kakeya.bench.engine_results import Startup
+from kakeya.bench.long_text import packaged_text
 from kakeya.bench.ours import RuntimeSide
 from kakeya.bench.plan import LEAD_IN, LEAD_OUT, DecodeCase, PromptCase, quick_plan
 from kakeya.bench.prose import prose
-from kakeya.bench.quality import QualityBench, compare, cut
+from kakeya.bench.quality import QualityBench
+from kakeya.bench.quality_choices import ChoicesBench, compare, cut
 from kakeya.bench.quality_results import DEFAULT, Choice, Tally
 from kakeya.bench.report import Report
 from kakeya.bench.startup import engine_config_from, measure_startup
@@ -183,10 +185,12 @@ def test_quality_reports_what_cannot_be_had(default_model: Path, monkeypatch: py
             raise ConfigError("not built")
         return real_open(model, config)
 
-    monkeypatch.setattr(quality.Runtime, "open", no_native)
-    bench = QualityBench(str(default_model), CONFIG, (DEFAULT, refused), passage_tokens=24, most_tokens=40)
+    monkeypatch.setattr(quality_choices.Runtime, "open", no_native)
+    choices = ChoicesBench((DEFAULT, refused), passage_tokens=24, most_tokens=40)
+    bench = QualityBench(str(default_model), CONFIG, packaged_text(), choices=choices)
     checkpoints: list[Report] = []
-    report = quality.run(bench, lambda work: None, checkpoints.append)
+    shown: list[tuple[float, str]] = []
+    report = quality.run(bench, lambda share, label: shown.append((share, label)), checkpoints.append)
     default, other = report.results["choices"]
     assert other["refused"] == "not built"
     assert default["decode"]["positions"] == default["prompt"]["positions"] == 40
@@ -196,4 +200,8 @@ def test_quality_reports_what_cannot_be_had(default_model: Path, monkeypatch: py
         report.results["reference"]["perplexity"], rel=0.1
     )
     assert [partial.partial for partial in checkpoints] == [True, True]
+    assert [len(partial.results["choices"]) for partial in checkpoints] == [1, 2]
+    assert shown[0] == (0.0, "reference: float32 / float32 / torch")
+    assert shown[-1] == (1.0, refused.label)
+    assert "text" not in report.config  # none was read at length
     assert all(gate.passed is None for gate in report.gates)

@@ -54,7 +54,8 @@ def test_engine_beside_the_peer_shows_ratios(run: Run, tmp_path: Path) -> None:
 
 def test_quality_quick_shows_the_default_choice(run: Run, tmp_path: Path) -> None:
     output = tmp_path / "q.json"
-    outcome = run("bench", "quality", "--quick", "--threads", "2", "--output", str(output))
+    part = ("--part", "choices")
+    outcome = run("bench", "quality", *part, "--quick", "--threads", "2", "--output", str(output))
     assert outcome.status == 0
     assert "the reference" in outcome.out
     assert "not judged" in outcome.out
@@ -80,6 +81,15 @@ def test_absent_peer_is_refused_before_anything_is_loaded(
         (("engine", "--output", "report.txt"), "*.json"),
         (("quality", "--output", "no/such/folder/q.json"), "existing directory"),
         (("quality", "--threads", "0"), "threads must be"),
+        (("quality", "--windows", "252,many"), "windows must be whole numbers"),
+        (("quality", "--windows", "0"), "window must be"),
+        (("quality", "--history-tokens", "1"), "history_tokens must be at least 2"),
+        (("quality", "--distances", "0"), "distances must be"),
+        (("quality", "--trials", "0"), "trials must be"),
+        (("quality", "--windows", "100", "--part", "recall"), "at least 256 tokens"),
+        (("quality", "--part", "recall", "--picture", "p.svg"), "the part memory"),
+        (("quality", "--picture", "no/such/folder/p.svg"), "the picture needs an existing directory"),
+        (("quality", "--text", "no-such-file.txt"), "cannot be read"),
         (("engine", "--window", "0"), "window must be"),
     ],
 )

@@ -46,7 +46,7 @@ def curve(title: str, unit: str, x_title: str, at: Sequence[float], series: Sequ
     """One line per series; many points are drawn as the medians of their neighbourhoods."""
     thinned = [Series(each.name, _thinned(each.values)) for each in series]
     places = [place for place in _thinned(at) if place is not None]
-    return frame(Curve(title=title, unit=unit, x_title=x_title, series=thinned, at=places), _draw)
+    return frame(Curve(title=title, unit=unit, x_title=x_title, series=thinned, at=places), draw_lines)
 
 
 def _thinned(values: Sequence[float | None]) -> list[float | None]:
@@ -59,7 +59,8 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _draw(chart: Chart) -> list[str]:
+def draw_lines(chart: Chart) -> list[str]:
+    """One line per series, through what it has."""
     assert isinstance(chart, Curve)
     parts = []
     for number, series in enumerate(chart.series):

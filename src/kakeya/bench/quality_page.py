@@ -1,10 +1,12 @@
-"""The table and charts of `bench quality`, for the terminal and for the page. Pure."""
+"""The tables and charts of `bench quality`, for the terminal and for the page. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kakeya.bench.chart import Chart, Series, bar_chart
 from kakeya.bench.page import Section, Table, render_page
+from kakeya.bench.quality_memory_page import memory_picture, memory_sections
+from kakeya.bench.quality_recall_page import recall_sections
 from kakeya.bench.quality_results import REFERENCE
 from kakeya.bench.report import Report
 
@@ -40,9 +42,25 @@ def _number(value: float | None, pattern: str) -> str:
 
 def quality_page(report: Report) -> str:
     """The report as one HTML page."""
-    measured = [row for row in report.results["choices"] if not row["refused"]]
-    table = quality_table(report.results)
-    return render_page(TITLE, report, [Section(table, _charts(measured))])
+    return render_page(TITLE, report, quality_sections(report.results))
+
+
+def quality_sections(results: Mapping[str, Any]) -> list[Section]:
+    """The parts that were measured."""
+    sections: list[Section] = []
+    if "choices" in results:
+        measured = [row for row in results["choices"] if not row["refused"]]
+        sections.append(Section(quality_table(results), _charts(measured)))
+    if "memory" in results:
+        sections += memory_sections(results["memory"])
+    if "recall" in results:
+        sections += recall_sections(results["recall"])
+    return sections
+
+
+def quality_picture(results: Mapping[str, Any]) -> str:
+    """Perplexity over history, as an SVG file. Raises KeyError where that part was not measured."""
+    return memory_picture(results["memory"])
 
 
 def _charts(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from kakeya.bench.gates import Gate, at_least, at_most
@@ -12,6 +13,14 @@ POSITIONS_NEEDED = 2000
 # What the default settings may cost.
 DEFAULT_KL_LIMIT = 0.01
 DEFAULT_AGREEMENT_LIMIT = 0.95
+
+
+class Part(StrEnum):
+    """What there is to measure: arithmetic, perplexity over a long history, recall of what was said."""
+
+    CHOICES = "choices"
+    MEMORY = "memory"
+    RECALL = "recall"
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,7 @@ def serve_flags(model: str, config: EngineConfig) -> list[str]:
     """The same engine as flags of `kakeya serve`. Memory is bounded by the capacity, idle sessions stay."""
     settings = {
         "model": model,
+        "backend": config.backend,
         "sink": config.cache.sink,
         "window": config.cache.window,
         "dtype": config.dtype,
@@ -125,9 +126,10 @@ def serve_flags(model: str, config: EngineConfig) -> list[str]:
         "numerics": config.numerics,
         "kernels": config.kernels,
         "threads": config.threads,
-        "max-batch-tokens": config.max_batch_tokens,
+        "max-batch-tokens": config.asked_batch_tokens,
         "capacity": config.capacity,
         "memory-budget": "100%",
         "session-idle-ttl-s": 0,
     }
-    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    given = {name: value for name, value in settings.items() if value is not None}
+    return [part for name, value in given.items() for part in (f"--{name}", str(value))]

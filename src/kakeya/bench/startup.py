@@ -15,7 +15,7 @@ from typing import Any
 from kakeya.bench.engine_results import Startup
 from kakeya.config import CacheConfig, EngineConfig
 from kakeya.errors import ConfigError
-from kakeya.types import DType, KernelChoice, Numerics, WeightFormat
+from kakeya.types import BackendChoice, DType, KernelChoice, Numerics, WeightFormat
 
 QUESTION = "What is the capital of France?"
 
@@ -46,6 +46,7 @@ def engine_config_from(fields: Mapping[str, Any]) -> EngineConfig:
     return EngineConfig(
         **{
             **fields,
+            "backend": BackendChoice(fields["backend"]),
             "cache": CacheConfig(**fields["cache"]),
             "numerics": Numerics(fields["numerics"]),
             "dtype": DType(fields["dtype"]),

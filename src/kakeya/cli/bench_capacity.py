@@ -10,10 +10,18 @@ import typer
 from kakeya.bench.capacity_results import RSS_LIMIT
 from kakeya.bench.report import check_output, write_picture
 from kakeya.cli import options
-from kakeya.cli.bench_common import EngineOptions, Json, Output, conclude, fetch, timed_progress, write
+from kakeya.cli.bench_common import (
+    EngineOptions,
+    Json,
+    Output,
+    conclude,
+    fetch,
+    numbers,
+    timed_progress,
+    write,
+)
 from kakeya.cli.command import command_of
 from kakeya.cli.console import Screen
-from kakeya.errors import ConfigError
 from kakeya.types import Numerics
 
 if TYPE_CHECKING:
@@ -78,7 +86,7 @@ class CapacityOptions(EngineOptions):
         """The benchmark's settings. Raises ConfigError."""
         from kakeya.bench.capacity import CapacityBench
 
-        levels = _numbers(self.levels)
+        levels = numbers("levels", self.levels)
         return CapacityBench(
             self.model,
             self.engine_config(capacity=max(levels) if self.capacity is None else self.capacity),
@@ -113,12 +121,3 @@ def _with_preset(context: typer.Context, given: CapacityOptions) -> CapacityOpti
     sources = {name: context.get_parameter_source(name) for name in PRESETS[given.preset]}
     unsaid = {name for name, source in sources.items() if source is None or source.name == "DEFAULT"}
     return replace(given, **{name: PRESETS[given.preset][name] for name in unsaid})
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(
-            f"levels must be whole numbers with commas, such as 1,16,64, got {text!r}"
-        ) from None

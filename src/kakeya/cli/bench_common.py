@@ -25,6 +25,7 @@ from kakeya.bench.report import Report, write_report
 from kakeya.cli import options
 from kakeya.cli.console import FetchBar, Screen
 from kakeya.config import DEFAULT_MODEL, CacheConfig, EngineConfig
+from kakeya.errors import ConfigError
 
 Repeats = Annotated[int, typer.Option(help="Repetitions of every measurement; medians are reported.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A few seconds of the same work, to see that it runs.")]
@@ -40,6 +41,7 @@ class EngineOptions:
     """The model and the engine of a server that a verb starts: one field per flag."""
 
     model: options.Model = DEFAULT_MODEL
+    backend: options.Backend = EngineConfig.backend
     sink: options.Sink = CacheConfig.sink
     window: options.Window = CacheConfig.window
     dtype: options.Dtype = EngineConfig.dtype
@@ -51,6 +53,7 @@ class EngineOptions:
     def engine_config(self, capacity: int) -> EngineConfig:
         """The engine's settings. Raises ConfigError naming the option that cannot be."""
         return options.engine_config(
+            backend=self.backend,
             sink=self.sink,
             window=self.window,
             dtype=self.dtype,
@@ -97,6 +100,16 @@ def timed_progress(screen: Screen) -> Iterator[Callable[[float, str], None]]:
     ) as progress:
         task = progress.add_task("", total=1.0)
         yield lambda done, work: progress.update(task, completed=done, description=work)
+
+
+def numbers(name: str, text: str) -> tuple[int, ...]:
+    """The value of an option that takes several. Raises ConfigError naming it."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"{name} must be whole numbers with commas, such as 1,16,64, got {text!r}"
+        ) from None
 
 
 def write(output: Path, report: Report, page: Callable[[Report], str]) -> Path:

@@ -25,6 +25,7 @@ def engine(
     output: Output = Path("bench-engine.json"),
     picture: Annotated[Path | None, typer.Option(help="Write speed over history as SVG.")] = None,
     as_json: Json = False,
+    backend: options.Backend = EngineConfig.backend,
     sink: options.Sink = CacheConfig.sink,
     window: options.Window = CacheConfig.window,
     dtype: options.Dtype = EngineConfig.dtype,
@@ -35,6 +36,7 @@ def engine(
 ) -> None:
     """Measure, write the report, show the tables; exit 1 when a gate failed."""
     config = options.engine_config(
+        backend=backend,
         sink=sink,
         window=window,
         dtype=dtype,
