@@ -14,10 +14,11 @@ from kakeya.bench.collection import Collection, Found
 from kakeya.bench.comparison_page import comparison_picture, comparison_sections
 from kakeya.bench.engine_page import engine_sections, history_picture
 from kakeya.bench.gates import Gate
+from kakeya.bench.gpu_page import gpu_picture, gpu_sections
 from kakeya.bench.http_session_page import http_session_picture, http_session_sections
 from kakeya.bench.overhead_page import overhead_sections
 from kakeya.bench.page import Section, Table, document, report_parts, table_parts
-from kakeya.bench.quality_page import quality_table
+from kakeya.bench.quality_page import quality_picture, quality_sections
 from kakeya.bench.session_page import session_picture, session_sections
 from kakeya.bench.turns_page import turns_picture, turns_sections
 
@@ -36,7 +37,8 @@ class Kind:
 
 KINDS = {
     "engine": Kind(engine_sections, history_picture),
-    "quality": Kind(lambda results: [Section(quality_table(results))]),
+    "gpu": Kind(gpu_sections, gpu_picture),
+    "quality": Kind(quality_sections, quality_picture),
     "session": Kind(session_sections, session_picture),
     "capacity": Kind(capacity_sections, capacity_picture),
     "overhead": Kind(overhead_sections),
@@ -127,7 +129,7 @@ def pictures(collection: Collection) -> dict[str, str]:
             try:
                 drawn[found.name] = kind.picture(found.report.results)
             except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-                continue  # the page says that it cannot be shown
+                continue  # the page says so, or the part that would be drawn was not measured
     return drawn
 
 

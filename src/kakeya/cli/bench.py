@@ -5,6 +5,7 @@ import typer
 from kakeya.cli import (
     bench_capacity,
     bench_engine,
+    bench_gpu,
     bench_http_session,
     bench_overhead,
     bench_peers,
@@ -16,6 +17,7 @@ from kakeya.cli import (
 
 VERBS = (
     bench_engine,
+    bench_gpu,
     bench_quality,
     bench_session,
     bench_capacity,

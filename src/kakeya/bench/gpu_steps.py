@@ -1,0 +1,116 @@
+"""Bare steps of the CUDA backend: its own captured graphs, replayed without the engine around them.
+
+The one place that reaches into the backend. A step is prepared as a launch prepares it (rows arranged, tables
+sent) and then replayed, over and over on the same tables; nothing is committed, and the slabs are given back.
+"""
+
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence as Rows
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+
+from kakeya.bench.gpu_machine import timed
+from kakeya.engine.batch import Segment
+from kakeya.engine.cuda.backend import CudaBackend
+from kakeya.engine.cuda.shapes import StepShape
+from kakeya.engine.sampler import SampleRequest
+from kakeya.engine.sequence import Sequence
+from kakeya.types import SamplingParams
+
+Replay = Callable[[], object]
+
+# Of one kind, before it is another's turn.
+_IN_A_ROW = 5
+_GREEDY = SamplingParams()
+
+
+class BareSteps:
+    """The steps of one backend whose engine rests. Use it as made by `bare_steps`."""
+
+    def __init__(self, backend: CudaBackend, sequences: Rows[Sequence], seed: int) -> None:
+        self._backend, self._sequences = backend, sequences
+        self._random = random.Random(seed)
+
+    @property
+    def device(self) -> torch.device:
+        return self._backend.pool.device
+
+    def decode(self, rows: int, position: int) -> Replay:
+        """Make ready a step in which `rows` sessions choose their next token after `position` others."""
+        segments = [Segment(each, position, self._tokens(1), 0, 1) for each in self._sequences[:rows]]
+        return self._prepared(segments)
+
+    def prompt(self, rows: int, position: int) -> Replay:
+        """Make ready a step in which one session reads so many tokens, and chooses one."""
+        return self._prepared([Segment(self._sequences[0], position, self._tokens(rows), 0, 1)])
+
+    def _tokens(self, count: int) -> list[int]:
+        return self._random.choices(range(self._backend.vocab_size), k=count)
+
+    def _prepared(self, segments: Rows[Segment]) -> Replay:
+        backend = self._backend
+        requests = [SampleRequest(_GREEDY, segment.end) for segment in segments]
+        tables = backend._tables.begin()
+        step = backend._arranger.arrange(tables, segments, len(requests))
+        backend._tables.send(tables, requests, step.shape)
+        assert step.is_captured, f"no graph was captured for {step.shape}"
+        return partial(_replayed, backend, step.shape)
+
+
+def _replayed(backend: CudaBackend, shape: StepShape) -> None:
+    with torch.inference_mode():
+        backend._graphs.run(shape)
+
+
+@contextmanager
+def bare_steps(backend: CudaBackend, sessions: int, seed: int = 0) -> Iterator[BareSteps]:
+    """Takes so many free slabs meanwhile, filled with noise: zeros would be cheaper to compute with."""
+    slabs = [backend.pool.allocate() for _ in range(sessions)]
+    for slab in slabs:
+        slab.storage.normal_()
+    try:
+        yield BareSteps(backend, [Sequence(slab, "bench", (), None) for slab in slabs], seed)
+    finally:
+        for slab in slabs:
+            backend.pool.release(slab)
+
+
+def step_seconds(backend: CudaBackend, rows: int, position: int, repeats: int) -> list[float]:
+    """Of single-token steps of `rows` sessions, one after the other."""
+    with bare_steps(backend, rows) as steps:
+        return timed(steps.device, steps.decode(rows, position), repeats)
+
+
+def history_seconds(
+    backend: CudaBackend, rows: int, positions: Rows[int], repeats: int
+) -> dict[int, list[float]]:
+    """Steps at each of several positions, in turns: one median of a few for each repetition."""
+    taken: dict[int, list[float]] = {position: [] for position in positions}
+    with bare_steps(backend, rows) as steps:
+        for repetition in range(repeats):
+            for position in positions if repetition % 2 else reversed(positions):
+                some = timed(steps.device, steps.decode(rows, position), _IN_A_ROW)
+                taken[position].append(statistics.median(some))
+    return taken
+
+
+def prompt_seconds(backend: CudaBackend, rows: int, position: int, repeats: int) -> list[float]:
+    """Of a step in which one session reads `rows` tokens."""
+    with bare_steps(backend, 1) as steps:
+        return timed(steps.device, steps.prompt(rows, position), repeats)
+
+
+def seconds_of_both(
+    one: CudaBackend, other: CudaBackend, rows: int, position: int, repeats: int
+) -> tuple[list[float], list[float]]:
+    """The same step on two backends, in turns."""
+    taken: tuple[list[float], list[float]] = ([], [])
+    with bare_steps(one, rows) as first, bare_steps(other, rows) as second:
+        replays = [(steps.device, steps.decode(rows, position)) for steps in (first, second)]
+        for _ in range(repeats):
+            for place, (device, replay) in enumerate(replays):
+                taken[place].append(statistics.median(timed(device, replay, _IN_A_ROW)))
+    return taken

@@ -1,0 +1,231 @@
+"""What `bench gpu` measures with: random weights, bare steps, many streams, transformers, clocks."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kakeya.bench import gpu_checks, gpu_machine, gpu_peers, gpu_steps
+from kakeya.bench.gpu_plan import QUICK
+from kakeya.bench.gpu_rig import Rig, RigKey, Workshop
+from kakeya.bench.gpu_runtime import Tally, generate_all, generated, sessions
+from kakeya.bench.gpu_shapes import TINY_LLAMA, TINY_QWEN3
+from kakeya.bench.random_checkpoint import RandomCheckpoint
+from kakeya.errors import CorruptCheckpoint, PeerFailed, StepFailed, Unavailable
+from kakeya.text import Tokenizer
+from kakeya.types import FailedEvent, Numerics
+
+CPU = torch.device("cpu")
+TINY = RigKey(TINY_LLAMA.name, 4)
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with Workshop(CPU, QUICK) as shop:
+        yield shop.rigs([TINY])[0]
+
+
+def test_random_weights_are_the_same_each_time() -> None:
+    checkpoint = RandomCheckpoint(TINY_QWEN3, CPU)
+    name = "model.layers.1.self_attn.q_proj.weight"
+    first, again = checkpoint.tensor(name), checkpoint.tensor(name)
+    assert first.dtype == torch.bfloat16
+    assert torch.equal(first, again)
+    assert not torch.equal(first, checkpoint.tensor(name.replace("1", "0")))
+    assert not torch.equal(first, RandomCheckpoint(TINY_QWEN3, CPU, seed=1).tensor(name))
+    assert 0.015 < float(first.float().std()) < 0.025
+    assert checkpoint.tensor("model.layers.0.self_attn.k_norm.weight").eq(1).all()
+    assert checkpoint.fingerprint != RandomCheckpoint(TINY_LLAMA, CPU).fingerprint
+    assert checkpoint.path == Path("tiny-qwen3")
+
+
+def test_a_shape_has_only_its_own_tensors() -> None:
+    for name in ("lm_head.weight", "model.layers.0.self_attn.q_norm.weight", "other"):
+        with pytest.raises(CorruptCheckpoint, match="has no tensor"):
+            RandomCheckpoint(TINY_LLAMA, CPU).tensor(name)
+
+
+def test_the_tokenizer_is_one() -> None:
+    tokenizer = Tokenizer(RandomCheckpoint(TINY_LLAMA, CPU).tokenizer_files())
+    assert tokenizer.decode(tokenizer.encode("abba")) == "abba"
+
+
+def test_bare_steps_choose_what_a_launch_chooses_and_give_their_slabs_back(rig: Rig) -> None:
+    backend = rig.backend
+    free = backend.pool.free_count
+    with gpu_steps.bare_steps(backend, 2) as steps:
+        assert backend.pool.free_count == free - 2
+        assert all(slab.any() for slab in backend.pool.storage[:2])
+        replay = steps.decode(2, position=100)
+        replay()
+        chosen = backend._space.chosen[:2].tolist()
+        replay()
+        assert backend._space.chosen[:2].tolist() == chosen, "the same step again"
+        assert all(0 <= token < backend.vocab_size for token in chosen)
+    assert backend.pool.free_count == free
+
+
+def test_a_step_without_a_graph_is_not_measured() -> None:
+    with Workshop(CPU, QUICK) as shop:
+        [exact] = shop.rigs([replace(TINY, numerics=Numerics.EXACT)])
+        with gpu_steps.bare_steps(exact.backend, 1) as steps, pytest.raises(AssertionError, match="no graph"):
+            steps.prompt(8, 100)
+
+
+def test_only_what_is_needed_stays_open() -> None:
+    other = RigKey(TINY_QWEN3.name, 2)
+    with Workshop(CPU, QUICK) as shop:
+        [first] = shop.rigs([TINY])
+        assert shop.rigs([other, TINY])[1] is first
+        [second] = shop.rigs([other])
+        with pytest.raises(Unavailable, match="shut down"):
+            first.runtime.create_session()
+        second.runtime.create_session()
+    with pytest.raises(Unavailable, match="shut down"):
+        second.runtime.create_session()
+
+
+def test_speed_counts_while_all_generate() -> None:
+    tally = Tally([0, 0], started_at=0.0)
+    for now, counts, ended in ((1.0, [3, 0], 0), (2.0, [5, 1], 0), (3.0, [9, 5], 0), (4.0, [10, 9], 1)):
+        tally.counts = counts
+        tally.passed(now, ended)
+    assert tally.speed == 8.0
+    assert tally.tokens == 19
+    assert tally.seconds == 4.0
+
+
+def test_streams_that_were_never_all_there_have_no_speed() -> None:
+    tally = Tally([0, 0])
+    tally.counts = [2, 2]
+    tally.passed(1.0, 2)
+    assert tally.speed is None
+    tally.passed(2.0, 0)
+    assert tally.speed is None
+    tally.passed(3.0, 0)
+    assert tally.speed is None, "no token in that time"
+
+
+def test_all_sessions_generate_their_own(rig: Rig) -> None:
+    histories = [rig.random_tokens(30, seed) for seed in (1, 2, 1)]
+    with sessions(rig.runtime, histories) as session_ids:
+        tokens = [[event.token_id for event in events] for events in generated(rig.runtime, session_ids, 6)]
+        assert generate_all(rig.runtime, session_ids, 5).counts == [5, 5, 5]
+        assert rig.runtime.info(session_ids[0]).history_length == 30 + 6 + 5
+    assert tokens[0] == tokens[2]
+    assert [len(each) for each in tokens] == [6, 6, 6]
+    assert rig.runtime.free_slabs == TINY.sessions
+
+
+def test_a_stream_that_fails_ends_the_measurement(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = SimpleNamespace(poll_all=lambda: [FailedEvent(StepFailed("not finite"))])
+    monkeypatch.setattr(rig.runtime, "generate", lambda *_: failed)
+    with pytest.raises(StepFailed, match="not finite"):
+        generate_all(rig.runtime, ["any"], 1)
+
+
+def test_a_difference_is_found_where_it_begins() -> None:
+    row = gpu_checks._parity("model", 9, [1, 2, 3, 4], [1, 2, 0, 4])
+    assert (row["equal_tokens"], row["tokens"], row["identical"]) == (2, 4, False)
+
+
+class FakeTransformers:
+    """Made like the library's model, and as quick as nothing."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        self.share, self.destroyed, self.asked = share, 0, []
+
+    def generate_batch(self, inputs: Any, generation_config: Any, persistent_manager: bool = False) -> Any:
+        self.asked.append(persistent_manager)
+        made = [0] * int(self.share * generation_config.max_new_tokens)
+        return {str(n): SimpleNamespace(generated_tokens=made) for n in range(len(inputs))}
+
+    def destroy_cached_continuous_batching_manager(self) -> None:
+        self.destroyed += 1
+
+
+def fake_peer(model: object) -> gpu_peers.Transformers:
+    peer = gpu_peers.Transformers(TINY_LLAMA, CPU)
+    peer._model, peer._device = model, torch.device("cuda")
+    return peer
+
+
+def test_batches_of_transformers_are_counted() -> None:
+    model = FakeTransformers()
+    peer = fake_peer(model)
+    assert list(peer.methods) == ["generate", "generate_batch"]
+    assert peer.methods["generate_batch"]([[1, 2], [3, 4]], 10) > 0
+    assert model.asked == [True]
+    peer.close()
+    assert model.destroyed == 1
+
+
+def test_half_the_work_is_not_counted_as_speed() -> None:
+    with pytest.raises(PeerFailed, match="made 10 of 20 tokens"):
+        fake_peer(FakeTransformers(0.5)).generate_batch([[1], [2]], 10)
+
+
+def test_a_way_of_transformers_that_fails_leaves_the_others(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: object, prompts: object, tokens: int) -> float:
+        raise ValueError("no paged attention here")
+
+    both = {"generate": gpu_peers.Transformers.generate, "generate_batch": broken}
+    monkeypatch.setattr(
+        gpu_peers.Transformers,
+        "methods",
+        property(lambda self: {name: method.__get__(self) for name, method in both.items()}),
+    )
+    rows, failed = gpu_peers.measure_peers(rig, replace(QUICK, peer_sessions=(2,)), CPU)
+    assert [(row["method"], row["sessions"]) for row in rows] == [("generate", 2)]
+    assert [each["work"] for each in failed] == ["generate_batch, 2 sessions"]
+    assert "no paged attention here" in failed[0]["why"]
+
+
+class FakeEvent:
+    """A CUDA event on a clock that each one moves by two milliseconds."""
+
+    clock = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at = 0.0
+
+    def record(self) -> None:
+        FakeEvent.clock += 2.0
+        self.at = FakeEvent.clock
+
+    def elapsed_time(self, other: "FakeEvent") -> float:
+        return other.at - self.at
+
+
+def test_a_device_is_timed_by_its_own_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[object] = []
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    calls: list[int] = []
+    seconds = gpu_machine.timed(torch.device("cuda"), lambda: calls.append(1), 4)
+    assert seconds == pytest.approx([0.002] * 4)
+    assert len(calls) == 3 + 4
+    assert len(waited) == 1, "the queue is not held up between repetitions"
+
+
+def test_a_device_says_what_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    properties = SimpleNamespace(name="H200", total_memory=141)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 99)
+    facts = gpu_machine.device_facts(torch.device("cuda"))
+    assert (facts["name"], facts["memory_bytes"]) == ("H200", 141)
+    assert gpu_machine.PeakMemory(torch.device("cuda")).peak_bytes() == [99]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert gpu_machine.chosen_device("cuda") == torch.device("cuda", 0)
+    version = tmp_path / "version"
+    assert gpu_machine.driver_version(version) is None
+    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build")
+    assert gpu_machine.driver_version(version) == "580.95.05"
