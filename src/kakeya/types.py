@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from kakeya.errors import InvalidArgument
 
@@ -135,9 +136,9 @@ class TruncatedEvent:
     dropped_token_count: int
 
 
-@dataclass(frozen=True)
-class TokenEvent:
-    """One generated token; it is history from the moment it is emitted."""
+class TokenEvent(NamedTuple):
+    """One chosen token; it is history once its reader has taken it. Log-probabilities are the model's own,
+    before any adjustment. A tuple, because one is made for every token of every session."""
 
     token_id: int
     logprob: float | None = None

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from kakeya.engine.constraint import allows, is_last
 from kakeya.engine.engine import Engine
-from kakeya.engine.sampler import Sampled, SampleRequest, sample
+from kakeya.engine.sampler import SampleRequest, sample
 from kakeya.engine.sequence import Sequence as EngineSequence
 from kakeya.engine.stream import EventStream
 from kakeya.errors import StepFailed
@@ -130,7 +130,7 @@ def test_a_masked_choice_follows_the_distribution_of_what_is_left() -> None:
 
 def test_greedy_takes_the_best_of_what_is_allowed() -> None:
     rows = torch.tensor([[3.0, 1.0, 2.0, 2.0]])
-    assert sample(rows, [SampleRequest(SamplingParams(), 0, (), b"\x0e")]) == [Sampled(2)]
+    assert sample(rows, [SampleRequest(SamplingParams(), 0, (), b"\x0e")]) == [TokenEvent(2)]
 
 
 @pytest.mark.parametrize("mask", [b"", b"\x00", b"\xf0", b"\x00\xff"], ids=repr)

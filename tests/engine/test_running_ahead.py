@@ -31,12 +31,12 @@ class Watched(RunsAhead):
         self.launched: list[list[int]] = []
         self.spoil: Callable[[int, Rows[Segment]], bool] = lambda step, segments: False
 
-    def launch(
-        self, segments: Rows[Segment], requests: Rows[SampleRequest], hidden_layers: Rows[int] = ()
+    def _run(
+        self, segments: Rows[Segment], requests: Rows[SampleRequest], hidden_layers: Rows[int]
     ) -> LaunchedStep:
         step = len(self.launched)
         self.launched.append([s.tokens[0] for s in segments])
-        launched = super().launch(segments, requests, hidden_layers)
+        launched = super()._run(segments, requests, hidden_layers)
         self.unread += 1
         self.most_unread = max(self.most_unread, self.unread)
         return _Unread(self, launched, self.spoil(step, segments))
@@ -72,6 +72,7 @@ def test_the_next_step_is_launched_before_the_last_is_read(make_ahead: MakeAhead
     engine, backend = make_ahead(spare=PATIENT)
     assert say(engine, engine.open("someone", []), PROMPT, 10) == oracle.greedy(PROMPT, 10, 2, 8)
     assert backend.most_unread == 2
+    assert backend.repeated_steps == 8
     # The prompt, its first token (known by then), and eight that nobody had seen.
     assert [tokens[0] == PENDING for tokens in backend.launched] == [False, False] + [True] * 8
 

@@ -13,9 +13,9 @@ from scipy import stats
 
 from kakeya.engine import logits as row_arithmetic, sampler
 from kakeya.engine.logits import check_vocabulary, leaders
-from kakeya.engine.sampler import Sampled, SampleRequest, sample, uniform
+from kakeya.engine.sampler import SampleRequest, sample, uniform
 from kakeya.errors import InvalidArgument, StepFailed
-from kakeya.types import SamplingParams
+from kakeya.types import SamplingParams, TokenEvent
 
 LOGITS = [1.5, -0.5, 0.0, 2.0, -2.0, 1.0, 0.5, -1.0]
 RECENT = [3, 3, 3, 1, 5, 5, 0]
@@ -244,19 +244,19 @@ def test_a_large_vocabulary_is_not_sorted(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(sizes) <= 1024
 
 
-def choose(logits: Sequence[float], **settings_: Any) -> Sampled:
+def choose(logits: Sequence[float], **settings_: Any) -> TokenEvent:
     return sample(torch.tensor([list(logits)]), [SampleRequest(SamplingParams(**settings_), 5)])[0]
 
 
 def test_greedy_takes_the_best_and_the_first_of_equals() -> None:
     rows = torch.tensor([[0.0, 3.0, 3.0], [5.0, 1.0, 2.0], [1.0, 1.0, 1.0]])
     chosen = sample(rows, [SampleRequest(SamplingParams(), position) for position in range(3)])
-    assert chosen == [Sampled(1), Sampled(0), Sampled(0)]
+    assert chosen == [TokenEvent(1), TokenEvent(0), TokenEvent(0)]
 
 
 def test_greedy_honours_penalties_and_bias() -> None:
     request = SampleRequest(SamplingParams(repetition_penalty=2.0), 0, [1])
-    assert sample(torch.tensor([[2.0, 3.0]]), [request]) == [Sampled(0)]
+    assert sample(torch.tensor([[2.0, 3.0]]), [request]) == [TokenEvent(0)]
     assert choose([2.0, 3.0], logit_bias={0: 2.0}).token_id == 0
 
 
@@ -281,7 +281,7 @@ def test_the_narrowest_filters_keep_the_best(extreme: dict[str, Any]) -> None:
         )[0]
         for at in range(50)
     }
-    assert drawn == {Sampled(3)}
+    assert drawn == {TokenEvent(3)}
 
 
 def test_min_p_of_one_keeps_equals() -> None:
@@ -360,7 +360,7 @@ def test_logprobs_are_the_models_own() -> None:
 
 
 def test_logprobs_come_only_when_asked_for() -> None:
-    assert choose(LOGITS) == Sampled(3)
+    assert choose(LOGITS) == TokenEvent(3)
     assert choose(LOGITS, logprobs=True).top_logprobs == ()
     assert choose(LOGITS, top_logprobs=1).logprob is not None
     assert len(choose(LOGITS, top_logprobs=20).top_logprobs) == 8

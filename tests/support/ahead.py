@@ -12,14 +12,16 @@ from kakeya.engine.slab import SlabPool
 
 
 class RunsAhead:
-    """Takes PENDING tokens: it alone knows what it chose last for a slab. Errors show when results are read."""
+    """Takes PENDING tokens: it alone knows what it chose last. Errors show when results are read."""
 
     runs_ahead = True
 
     def __init__(self, source: Backend) -> None:
         self._source = source
         self._newest: dict[int, int] = {}
+        self._last: tuple[LaunchedStep, Sequence[Segment], Sequence[SampleRequest]] | None = None
         self.pending_rows = 0
+        self.repeated_steps = 0
 
     @property
     def pool(self) -> SlabPool:
@@ -41,6 +43,21 @@ class RunsAhead:
         segments: Sequence[Segment],
         requests: Sequence[SampleRequest],
         hidden_layers: Sequence[int] = (),
+    ) -> LaunchedStep:
+        step = self._run(segments, requests, hidden_layers)
+        self._last = step, segments, requests
+        return step
+
+    def follow(self, step: LaunchedStep) -> LaunchedStep:
+        assert self._last is not None
+        last, segments, requests = self._last
+        assert step is last, "only the last step can be followed"
+        self.repeated_steps += 1
+        further = [replace(s, start=s.start + 1, tokens=[PENDING]) for s in segments]
+        return self.launch(further, [request._replace(position=request.position + 1) for request in requests])
+
+    def _run(
+        self, segments: Sequence[Segment], requests: Sequence[SampleRequest], hidden_layers: Sequence[int]
     ) -> LaunchedStep:
         try:
             step = self._source.launch([self._known(s) for s in segments], requests, hidden_layers)

@@ -12,9 +12,10 @@ from torch import Tensor
 from kakeya.engine.batch import Segment
 from kakeya.engine.constraint import is_last
 from kakeya.engine.proposer import DraftRequest, DraftState, Proposer
-from kakeya.engine.sampler import Sampled, SampleRequest
+from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.scheduler import request_of
 from kakeya.engine.sequence import Sequence
+from kakeya.types import TokenEvent
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class Drafter:
         return guess
 
 
-def accepted(segment: Segment, sampled: Tokens[Sampled]) -> Tokens[Sampled]:
+def accepted(segment: Segment, sampled: Tokens[TokenEvent]) -> Tokens[TokenEvent]:
     """The longest prefix of the draft that the sampler chose itself plus the token after it, up to the end.
 
     Tells the request's constraint of them.

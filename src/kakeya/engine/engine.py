@@ -8,14 +8,14 @@ step is launched before the last one is judged, and computed while its tokens ar
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence as Tokens
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from kakeya.config import EngineConfig
-from kakeya.engine.batch import Segment, prefill_segment
+from kakeya.engine.batch import PENDING, Segment, prefill_segment
 from kakeya.engine.checks import check_count, check_tokens
 from kakeya.engine.constraint import Constraint, is_last
 from kakeya.engine.drafting import Drafter, accepted, sample_requests
@@ -24,7 +24,7 @@ from kakeya.engine.observer import EngineObserver, Unobserved
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.request import Follower, Request
 from kakeya.engine.runner import Backend, Failed, LaunchedStep, StepResult
-from kakeya.engine.sampler import Sampled, SampleRequest
+from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.scheduler import Scheduler, request_of
 from kakeya.engine.scoring import score_blocks
 from kakeya.engine.sequence import Sequence
@@ -40,7 +40,7 @@ from kakeya.errors import (
     StepFailed,
     Unavailable,
 )
-from kakeya.types import SamplingParams, StopReason, TruncatedEvent
+from kakeya.types import SamplingParams, StopReason, TokenEvent, TruncatedEvent
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -48,11 +48,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Step:
-    """A planned batch on its way; `may_be_followed` if the next can be planned before it is judged."""
+    """A planned batch on its way.
+
+    `may_be_followed`: the next one can be launched before it is judged. `changes`: the scheduler's when it
+    was planned. `offset`: how many steps its segments have been repeated, a token further each time.
+    """
 
     segments: Tokens[Segment]
     launched: LaunchedStep
     may_be_followed: bool
+    changes: int = 0
+    offset: int = 0
+
+    def moved(self) -> Tokens[Segment]:
+        """The segments where this step has them."""
+        if not self.offset:
+            return self.segments
+        return [replace(s, start=s.start + self.offset, tokens=[PENDING]) for s in self.segments]
 
 
 class Engine:
@@ -187,12 +199,12 @@ class Engine:
 
     def _step(self) -> None:
         """Launch the next step, then judge the one before it, or this one if it must not be followed."""
-        before, step = self._in_flight, self._launch(self._plan())
-        self._in_flight = step
+        before = self._in_flight
+        step = self._in_flight = self._repeat(before) or self._launch(self._plan())
         if before is not None:
             self._judge(before)
-        if self._in_flight is not None and not self._in_flight.may_be_followed:
-            step, self._in_flight = self._in_flight, None
+        if step is not None and step is self._in_flight and not step.may_be_followed:
+            self._in_flight = None
             self._judge(step)
 
     def _plan(self) -> Tokens[Segment]:
@@ -203,6 +215,19 @@ class Engine:
             request_of(segment.sequence).planned(self._observer)
         return segments
 
+    def _repeat(self, before: _Step | None) -> _Step | None:
+        """One more token of each session that the step before had, if that is what a plan would be."""
+        if before is None or before.changes != self._scheduler.changes:
+            return None
+        if not self._scheduler.may_repeat(before.segments):
+            return None
+        self._scheduler.repeat(before.segments)
+        for segment in before.segments:
+            segment.sequence.slab.written += 1
+            request_of(segment.sequence).in_flight += 1
+        launched = self._launched(lambda: self._backend.follow(before.launched))
+        return replace(before, launched=launched, offset=before.offset + 1)
+
     def _launch(self, segments: Tokens[Segment]) -> _Step | None:
         if not segments:
             return None
@@ -212,26 +237,41 @@ class Engine:
                 request_of(segment.sequence).in_flight += 1
         try:
             requests = [r for s in segments for r in sample_requests(s, self._config.cache.capacity)]
-            launched = self._backend.launch(segments, requests, self._drafter.hidden_layers)
         except Exception as error:
             return _Step(segments, Failed(error), may_be_followed=False)
-        return _Step(segments, launched, self._may_be_followed(segments, requests))
+        hidden_layers = self._drafter.hidden_layers
+        launched = self._launched(lambda: self._backend.launch(segments, requests, hidden_layers))
+        followed = self._may_be_followed(segments, requests)
+        return _Step(segments, launched, followed, self._scheduler.changes)
+
+    def _launched(self, launch: Callable[[], LaunchedStep]) -> LaunchedStep:
+        """What cannot be launched fails when it is judged, behind what was launched before it."""
+        try:
+            return launch()
+        except Exception as error:
+            return Failed(error)
 
     def _may_be_followed(self, segments: Tokens[Segment], requests: Tokens[SampleRequest]) -> bool:
-        """Nothing but single tokens, none of which anything on the host must see before the next is planned.
+        """Nothing but single tokens that go on, none of which anything on the host must see before the next.
 
         Rows beyond the spare slots are undone by putting back what they overwrote: not while more follow.
         """
         if not self._backend.runs_ahead or self._drafter.is_active:
             return False
-        return all(s.rows == 1 for s in segments) and all(request.is_plain for request in requests)
+        goes_on = all(s.rows == 1 and request_of(s.sequence).emitted for s in segments)
+        return goes_on and all(request.is_plain for request in requests)
 
     def _judge(self, step: _Step) -> None:
         """Wait for a step and keep what may be kept of it."""
         try:
             result = step.launched.result()
         except Exception as error:
-            self._retry_alone(step.segments, error)
+            self._retry_alone(step.moved(), error)
+            return
+        if step.may_be_followed:
+            for segment, token in zip(step.segments, result.sampled, strict=True):
+                if not segment.is_stale:
+                    self._go_on(segment.sequence, request_of(segment.sequence), token)
             return
         row, logit_row = 0, 0
         for segment in step.segments:
@@ -241,8 +281,23 @@ class Engine:
             row += segment.rows
             logit_row += segment.logit_rows
 
+    def _go_on(self, sequence: Sequence, request: Request, token: TokenEvent) -> None:
+        """Emit a plain token; if it was the last one, forget what was launched behind it."""
+        computed = len(sequence.tokens)
+        sequence.tokens.append(token.token_id)
+        request.in_flight -= 1
+        request.emit(token, self._observer)
+        if token.token_id in sequence.eos_token_ids:
+            request.finish(StopReason.EOS)
+        elif request.emitted == request.max_tokens:
+            request.finish(StopReason.MAX_TOKENS)
+        else:
+            return
+        sequence.slab.written = computed
+        self._settled(sequence)
+
     def _judge_segment(
-        self, segment: Segment, sampled: Tokens[Sampled], result: StepResult, row: int
+        self, segment: Segment, sampled: Tokens[TokenEvent], result: StepResult, row: int
     ) -> None:
         """A failure is this segment's own from here on: others are committed."""
         try:
@@ -255,18 +310,18 @@ class Engine:
             self._drafter.observe(segment, result.hidden, slice(row, row + kept))
         self._commit(segment, kept, chosen)
 
-    def _commit(self, segment: Segment, kept: int, chosen: Tokens[Sampled]) -> None:
+    def _commit(self, segment: Segment, kept: int, chosen: Tokens[TokenEvent]) -> None:
         """Keep the accepted rows, forget the rest, and emit the chosen tokens."""
         sequence, request = segment.sequence, request_of(segment.sequence)
-        launched_since = sequence.slab.written - segment.end
+        sequence.slab.written = segment.start + kept
         if not request.emitted:
             self._observer.prompt_computed(kept)
-        if chosen:
-            request.in_flight -= 1
         if segment.draft_count:
             request.judged(segment.draft_count, segment.rows - kept, self._observer)
-        if chosen and not request.emitted and sequence.dropped:
-            request.stream.put(TruncatedEvent(sequence.dropped))
+        if chosen:
+            request.in_flight -= 1
+            if not request.emitted and sequence.dropped:
+                request.stream.put(TruncatedEvent(sequence.dropped))
         for token in chosen:
             sequence.tokens.append(token.token_id)
             request.emit(token, self._observer)
@@ -274,9 +329,7 @@ class Engine:
             request.finish(StopReason.EOS)
         elif request.emitted == request.max_tokens:
             request.finish(StopReason.MAX_TOKENS)
-        sequence.slab.written = segment.start + kept + (0 if request.finished else launched_since)
-        if request.finished or request.emitted <= 1:  # the others are settled as their tokens are taken
-            self._settled(sequence)
+        self._settled(sequence)
 
     # What the calls do.
 
@@ -426,7 +479,7 @@ class Engine:
         """Undo the step that was launched upon one that failed; its generates are planned anew."""
         step, self._in_flight = self._in_flight, None
         if step is not None:
-            for segment in step.segments:
+            for segment in step.moved():
                 segment.undo()
 
     def _fail_request(self, sequence: Sequence, error: Exception) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from kakeya.engine.constraint import Constraint
 from kakeya.engine.observer import EngineObserver
-from kakeya.engine.sampler import Sampled
 from kakeya.engine.stream import EventStream
 from kakeya.types import DoneEvent, FailedEvent, SamplingParams, StopReason, TokenEvent
 
@@ -80,10 +79,10 @@ class Request:
         self.accepted += guessed - wrong
         observer.drafts(guessed, guessed - wrong)
 
-    def emit(self, token: Sampled, observer: EngineObserver) -> None:
+    def emit(self, token: TokenEvent, observer: EngineObserver) -> None:
         """Put a token on the stream."""
         self._count_token(observer)
-        self.stream.put(TokenEvent(token.token_id, token.logprob, token.top_logprobs))
+        self.stream.put(token)
 
     def finish(self, reason: StopReason) -> None:
         """The token just emitted was the last one."""

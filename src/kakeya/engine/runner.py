@@ -9,19 +9,19 @@ from torch import Tensor
 
 from kakeya.engine.attention import NativeAttention, TorchAttention
 from kakeya.engine.batch import Segment
-from kakeya.engine.sampler import Sampled, SampleRequest, sample
+from kakeya.engine.sampler import SampleRequest, sample
 from kakeya.engine.slab import SlabPool
 from kakeya.errors import InvariantViolation
 from kakeya.kernels import Kernels
 from kakeya.models.decoder import Decoder
-from kakeya.types import Numerics
+from kakeya.types import Numerics, TokenEvent
 
 
 @dataclass(frozen=True)
 class StepResult:
     """What a step chose, and what it showed on the way."""
 
-    sampled: Sequence[Sampled]
+    sampled: Sequence[TokenEvent]
     """One for each row whose logits were asked for, in segment order."""
     hidden: Mapping[int, Tensor]
     """The outputs of the layers that were asked for, [rows, hidden], in segment order."""
@@ -62,6 +62,13 @@ class Backend(Protocol):
     ) -> LaunchedStep:
         """Compute every row, writing its keys and values to its slab (already reserved), and choose a token
         for each of the `requests`, of which there is one for each asked-for row of logits."""
+        ...
+
+    def follow(self, step: LaunchedStep) -> LaunchedStep:
+        """The same single tokens once more, each PENDING and one position further, with the same requests.
+
+        `step` is the last one that was launched. Only for a backend that runs ahead.
+        """
         ...
 
     def score(self, segment: Segment) -> Tensor:
@@ -138,6 +145,9 @@ class CpuBackend:
     ) -> LaunchedStep:
         output = self.run(segments, hidden_layers)
         return Computed(StepResult(sample(output.logits, requests), output.hidden))
+
+    def follow(self, step: LaunchedStep) -> LaunchedStep:
+        raise AssertionError("this backend does not run ahead")
 
     def score(self, segment: Segment) -> Tensor:
         return self.run([segment]).logits

@@ -8,7 +8,6 @@ neither batching, chunking nor speculation can change what is drawn.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from kakeya.engine.constraint import allows
 from kakeya.engine.logits import Floats, Ids, LogProbs, adjusted, leaders, relative, rule_out
 from kakeya.errors import StepFailed
-from kakeya.types import SamplingParams, TokenLogprob
+from kakeya.types import SamplingParams, TokenEvent
 
 
 class SampleRequest(NamedTuple):
@@ -38,16 +37,7 @@ class SampleRequest(NamedTuple):
         return self.mask is None and self.params.is_plain
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """The chosen token; log-probabilities are the model's own, before any adjustment."""
-
-    token_id: int
-    logprob: float | None = None
-    top_logprobs: tuple[TokenLogprob, ...] = ()
-
-
-def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[Sampled]:
+def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[TokenEvent]:
     """One token for each row of `logits` (float32 [n, vocab], not changed).
 
     A row's result depends on that row and its request alone. Raises StepFailed if a row's best logit is not
@@ -75,13 +65,13 @@ def _check_finite(best_logits: NDArray[np.float32]) -> None:
         )
 
 
-def _sample_row(row: NDArray[np.float32], request: SampleRequest, best: int) -> Sampled:
+def _sample_row(row: NDArray[np.float32], request: SampleRequest, best: int) -> TokenEvent:
     params = request.params
     token_id = best if _takes_best(request, best) else _choose(row, request)
     if not params.logprobs and not params.top_logprobs:
-        return Sampled(token_id)
+        return TokenEvent(token_id)
     distribution = LogProbs(row)
-    return Sampled(token_id, distribution.of(token_id).logprob, distribution.top(params.top_logprobs))
+    return TokenEvent(token_id, distribution.of(token_id).logprob, distribution.top(params.top_logprobs))
 
 
 def _takes_best(request: SampleRequest, best: int) -> bool:

@@ -20,6 +20,8 @@ class Scheduler:
         self._config = config
         self._active: list[Sequence] = []
         self._served: dict[str, int] = {}
+        self.changes = 0
+        """Goes up with every request that comes or goes."""
 
     @property
     def active(self) -> List[Sequence]:
@@ -30,9 +32,11 @@ class Scheduler:
         request.served = min((request_of(other).served for other in self._active), default=0)
         self._served.setdefault(sequence.owner, min(self._served.values(), default=0))
         self._active.append(sequence)
+        self.changes += 1
 
     def remove(self, sequence: Sequence) -> None:
         self._active.remove(sequence)
+        self.changes += 1
         if all(other.owner != sequence.owner for other in self._active):
             del self._served[sequence.owner]
 
@@ -58,6 +62,15 @@ class Scheduler:
         for segment in segments:
             self._charge(segment)
         return segments
+
+    def may_repeat(self, segments: List[Segment]) -> bool:
+        """Whether a plan would be these single tokens again: they are all there is, and all may go on."""
+        return len(segments) == len(self._active) and all(map(self._may_run, self._active))
+
+    def repeat(self, segments: List[Segment]) -> None:
+        """Charge for one more token of each."""
+        for segment in segments:
+            self._charge(segment)
 
     def _segment(self, sequence: Sequence, drafts: Mapping[int, List[int]]) -> Segment:
         if sequence.is_decoding:

@@ -22,8 +22,9 @@ class EventStream:
         self._wake = wake
         self._changed = threading.Condition()
         self._events: deque[Event] = deque()
-        self.unread = 0  # tokens that wait
         self.taken = 0  # tokens that its reader has
+        self._queued = 0  # tokens that were put; only the engine counts here, and only the reader there
+        self._waiting = False
         self._reader_is_behind = False
         self._terminated = False
         self._ended = False
@@ -34,23 +35,35 @@ class EventStream:
     # The engine's side.
 
     def put(self, event: Event) -> None:
-        """Queue an event. Nothing may follow a terminal one."""
-        with self._changed:
-            assert not self._terminated, "event after the terminal one"
-            self._events.append(event)
-            self.unread += isinstance(event, TokenEvent)
-            self._terminated = isinstance(event, (DoneEvent, FailedEvent))
-            self._tell_reader()
+        """Queue an event. Nothing may follow a terminal one.
+
+        Without a lock, unless the reader waits: a reader says so before it looks at the queue, and the engine
+        looks for waiting readers after it has queued, so one of them sees the other.
+        """
+        assert not self._terminated, "event after the terminal one"
+        if isinstance(event, TokenEvent):
+            self._queued += 1
+        elif isinstance(event, (DoneEvent, FailedEvent)):
+            self._terminated = True
+        self._events.append(event)
+        if self._waiting or self._announce is not None:
+            with self._changed:
+                self._tell_reader()
 
     def cut(self, terminal_event: Callable[[int], Event]) -> None:
         """Drop what is unread and end with `terminal_event(tokens taken)`, unless the reader saw the end."""
         with self._changed:
             self._events = deque(event for event in self._events if isinstance(event, TruncatedEvent))
-            self.unread = 0
+            self._queued = self.taken
             if not self._ended:
                 self._terminated = True
                 self._events.append(terminal_event(self.taken))
             self._tell_reader()
+
+    @property
+    def unread(self) -> int:
+        """Tokens that wait."""
+        return self._queued - self.taken
 
     def unread_after_pause(self) -> int:
         """How many tokens wait; asks for a wake-up call when the reader takes the next one."""
@@ -92,8 +105,12 @@ class EventStream:
         Raises TimeoutError when none came in `timeout` seconds.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._events, timeout):
-                raise TimeoutError(f"no event within {timeout} s")
+            self._waiting = True
+            try:
+                if not self._changed.wait_for(lambda: self._events, timeout):
+                    raise TimeoutError(f"no event within {timeout} s")
+            finally:
+                self._waiting = False
             event = self._take()
         self._wake_if_asked()
         return event
@@ -108,11 +125,10 @@ class EventStream:
     def poll_all(self) -> list[Event]:
         """Take every event that waits."""
         with self._changed:
-            events = list(self._events)
-            self._events.clear()
-            self.taken += self.unread
-            self.unread = 0
-            self._ended = self._ended or self._terminated
+            events = [self._events.popleft() for _ in range(len(self._events))]
+            self.taken += sum(isinstance(event, TokenEvent) for event in events)
+            if events:
+                self._ended = isinstance(events[-1], (DoneEvent, FailedEvent))
         self._wake_if_asked()
         return events
 
@@ -120,7 +136,6 @@ class EventStream:
         event = self._events.popleft()
         if isinstance(event, TokenEvent):
             self.taken += 1
-            self.unread -= 1
         self._ended = isinstance(event, (DoneEvent, FailedEvent))
         return event
 

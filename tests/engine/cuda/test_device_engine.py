@@ -293,3 +293,21 @@ def test_every_batch_size_gives_the_same_tokens(device_engine: Callable[..., Eng
         engine.append(sequence, prompt)
         streams.append(engine.generate(sequence, 9 + place, GREEDY))
     assert [tokens_of(stream) for stream in streams] == alone
+
+
+def test_scoring_between_steps_disturbs_nobody(tiny_llama: Path) -> None:
+    """What is scored passes through the same tables as the steps that repeat each other."""
+    config = tiny.engine_config(spare=256)  # so that the engine never waits for its reader
+    engine = Engine(make_device_backend(tiny_llama, config), config)
+    sampling = SamplingParams(temperature=20.0, seed=3)  # far from greedy
+    alone = say(engine, engine.open("alone", []), PROMPTS[0], 200, sampling)
+    sequence = engine.open("watched", [])
+    engine.append(sequence, list(PROMPTS[0]))
+    stream = engine.generate(sequence, 200, sampling)
+    scored = [engine.score(PROMPTS[3])]
+    while stream.unread < 200:
+        scored.append(engine.score(PROMPTS[3]))
+    tokens = tokens_of(stream)
+    engine.shutdown()
+    assert tokens == alone
+    assert all(torch.equal(each, scored[0]) for each in scored)

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from kakeya.engine.batch import Segment
 from kakeya.engine.cuda.graphs import StepGraphs
 from kakeya.engine.cuda.shapes import Ladder, StepShape
 from kakeya.engine.device import Moment, aside
+from kakeya.engine.sampler import SampleRequest
+from kakeya.engine.sequence import Sequence
+from kakeya.types import Numerics, SamplingParams
 from support import tiny
 from support.device import make_device_backend
 
@@ -106,6 +110,31 @@ def test_a_backend_captures_its_whole_ladder(tiny_llama: Path, monkeypatch: pyte
         for shape in captured:
             backend._run_captured(shape)
     assert not backend.pool.storage.any()
+
+
+def test_a_prepared_step_chooses_what_a_launch_chooses_as_often_as_it_is_replayed(tiny_llama: Path) -> None:
+    backend = make_device_backend(tiny_llama, tiny.engine_config())
+    slabs = [backend.pool.allocate() for _ in range(3)]
+    for slab in slabs:
+        slab.storage.normal_()
+    rows = enumerate(slabs, start=5)
+    segments = [Segment(Sequence(slab, "any", (), None), 30, [token], 0, 1) for token, slab in rows]
+    requests = [SampleRequest(SamplingParams(), segment.end) for segment in segments]
+    with torch.inference_mode():
+        backend.launch(segments, requests)
+    launched = backend._space.chosen[:3].tolist()
+    replay = backend.prepared(segments, requests)
+    for _ in range(2):
+        backend._space.chosen.fill_(-1)
+        replay()
+        assert backend._space.chosen[:3].tolist() == launched
+
+
+def test_a_step_that_no_graph_holds_is_not_prepared(tiny_llama: Path) -> None:
+    backend = make_device_backend(tiny_llama, tiny.engine_config(numerics=Numerics.EXACT))
+    prompt = Segment(Sequence(backend.pool.allocate(), "any", (), None), 0, [1, 2, 3], 0, 1)
+    with pytest.raises(AssertionError, match="no graph is captured"):
+        backend.prepared([prompt], [SampleRequest(SamplingParams(), prompt.end)])
 
 
 class Event:

@@ -1,6 +1,6 @@
 """Exact numerics on the device backend: a row's bits depend on its own history alone."""
 
-from collections.abc import Iterator, Sequence as Rows
+from collections.abc import Callable, Iterator, Sequence as Rows
 from pathlib import Path
 
 import pytest
@@ -36,9 +36,11 @@ class Bench:
     def __init__(self, directory: Path, config: object) -> None:
         self.seen: dict[tuple[int, int], Tensor] = {}
         self.backend = make_device_backend(directory, config)
-        self._launch, self._choose = self.backend.launch, self.backend._decoder.choose
+        self._launch, self._follow = self.backend.launch, self.backend.follow
+        self._choose = self.backend._decoder.choose
         self._rows: list[Tensor] = []
-        self.backend.launch = self.launch
+        self._places: list[tuple[int, int]] = []
+        self.backend.launch, self.backend.follow = self.launch, self.follow
         self.backend._decoder.choose = self.choose
         self.engine = Engine(self.backend, config)
 
@@ -49,12 +51,21 @@ class Bench:
     def launch(
         self, segments: Rows[Segment], requests: Rows[SampleRequest], hidden_layers: Rows[int] = ()
     ) -> LaunchedStep:
+        self._places = [
+            (segment.sequence.slab.index, position)
+            for segment in segments
+            for position in range(segment.end - segment.logit_rows, segment.end)
+        ]
+        return self._watched(lambda: self._launch(segments, requests, hidden_layers))
+
+    def follow(self, step: LaunchedStep) -> LaunchedStep:
+        self._places = [(slab, position + 1) for slab, position in self._places]
+        return self._watched(lambda: self._follow(step))
+
+    def _watched(self, launch: Callable[[], LaunchedStep]) -> LaunchedStep:
         self._rows = []
-        launched = self._launch(segments, requests, hidden_layers)
-        rows = iter(self._rows)
-        for segment in segments:
-            for position in range(segment.end - segment.logit_rows, segment.end):
-                self.seen[segment.sequence.slab.index, position] = next(rows)
+        launched = launch()
+        self.seen |= zip(self._places, self._rows, strict=False)  # what is behind them is padding
         return launched
 
     def logits(self, sequence: Sequence) -> dict[int, Tensor]:

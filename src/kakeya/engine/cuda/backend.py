@@ -4,8 +4,9 @@ A launch fills tables, sends them, replays a graph and asks for the chosen token
 only when the tables of all earlier steps are still on their way. Reading a result waits for that step alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 
 import torch
@@ -90,9 +91,27 @@ class CudaBackend:
             on_host.keep(self._space.logits[: len(requests)])
         else:
             self._run_uncaptured(step, on_host, len(requests), _Taps(step, hidden_layers, hidden))
-        chosen = next(self._chosen)
-        chosen.fetch(self._space.chosen, len(requests))
-        return LaunchedTokens(chosen, on_host, hidden)
+        rows = None if step.shape.is_mixed else tables.single_rows(step.shape, len(requests))
+        return LaunchedTokens(self._fetched(len(requests)), on_host, hidden, rows)
+
+    def follow(self, step: LaunchedStep) -> LaunchedStep:
+        assert isinstance(step, LaunchedTokens), "a step of another backend"
+        assert step.rows is not None, "only single tokens are followed"
+        rows = self._tables.send_further(step.rows)
+        self._graphs.run(rows.shape)
+        return LaunchedTokens(self._fetched(rows.count), HostRows(()), {}, rows)
+
+    def prepared(self, segments: Sequence[Segment], requests: Sequence[SampleRequest]) -> Callable[[], None]:
+        """Make a captured step ready: its rows arranged, its tables sent.
+
+        What is returned replays its graph, as often as it is called, until another step is made ready or
+        launched. Nobody is told of the tokens that it chooses.
+        """
+        tables = self._tables.begin()
+        step = self._arranger.arrange(tables, segments, len(requests))
+        assert step.is_captured, f"no graph is captured for {step.shape}"
+        self._tables.send(tables, requests, step.shape)
+        return partial(self._replay, step.shape)
 
     def score(self, segment: Segment) -> Tensor:
         tables = self._tables.begin()
@@ -100,6 +119,16 @@ class CudaBackend:
         self._tables.send(tables, (), step.shape)
         self._decoder.run(step)
         return torch.cat([logits.to("cpu", copy=True) for _, logits in self._logits(step, segment.rows)])
+
+    def _fetched(self, count: int) -> ChosenTokens:
+        """What the step that was just launched chooses, as soon as it has."""
+        chosen = next(self._chosen)
+        chosen.fetch(self._space.chosen, count)
+        return chosen
+
+    def _replay(self, shape: StepShape) -> None:
+        with torch.inference_mode():
+            self._graphs.run(shape)
 
     def _run_captured(self, shape: StepShape) -> None:
         """What a graph holds: from the tables to the chosen tokens."""

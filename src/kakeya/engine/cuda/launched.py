@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakeya.engine.cuda.tables import SingleRows
 from kakeya.engine.device import Moment, host_buffer
 from kakeya.engine.runner import StepResult
-from kakeya.engine.sampler import Sampled, SampleRequest, sample
+from kakeya.engine.sampler import SampleRequest, sample
 from kakeya.errors import StepFailed
+from kakeya.types import TokenEvent
 
 
 class ChosenTokens:
@@ -46,7 +48,7 @@ class HostRows:
             wanted = torch.tensor(places).to(logits.device, non_blocking=True)
             self._parts.append(logits.index_select(0, wanted))
 
-    def sampled(self) -> Iterator[tuple[int, Sampled]]:
+    def sampled(self) -> Iterator[tuple[int, TokenEvent]]:
         """The row's place among all and its token. Waits for the device. Raises what sampling raises."""
         if self._requests:
             logits = torch.cat(self._parts).cpu()
@@ -60,12 +62,14 @@ class LaunchedTokens:
     chosen: ChosenTokens
     on_host: HostRows
     hidden: Mapping[int, Tensor]
+    rows: SingleRows | None = None
+    """Of a step of single tokens: what it takes to go one token further."""
 
     def result(self) -> StepResult:
         tokens = self.chosen.tokens()
         if tokens and min(tokens) < 0:
             raise StepFailed(f"the model's best logit is not a finite number in row {tokens.index(-1)}")
-        sampled = [Sampled(token) for token in tokens]
+        sampled = list(map(TokenEvent, tokens))
         for place, token in self.on_host.sampled():
             sampled[place] = token
         return StepResult(sampled, self.hidden)

@@ -5,7 +5,7 @@ layout and takes them in turns, so that one can be filled while another is still
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, cycle, pairwise
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kakeya.engine.batch import PENDING
 from kakeya.engine.cuda.shapes import StepLimits, StepShape
 from kakeya.engine.device import Moment, host_buffer
 from kakeya.engine.sampler import SampleRequest
@@ -24,6 +25,7 @@ Int32Array = npt.NDArray[np.int32]
 # At most two steps are in flight, and a third may be filled meanwhile.
 BUFFERS = 3
 _TILE_FIELDS = 2
+_SINGLE_COLUMNS = ("token_ids", "slabs", "positions", "sinks", "choice_positions")
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,21 @@ class StepTables:
         self._copy(buffer, "token_ids", "tiles" if shape.is_mixed else "choice_positions")
         if not is_greedy:
             self._send_choices(buffer, requests)
-        elif self._choices != ():
+        elif requests and self._choices != ():
             buffer.floats("temperature")[:] = 0.0
             self._copy(buffer, "temperature", "temperature")
             self._choices = ()
         buffer.sent.record()
+
+    def send_further(self, before: "SingleRows") -> "SingleRows":
+        """The same single tokens one position further, each the one that its slab's last step chose, to be
+        chosen from in the same way."""
+        further, buffer = before.moved_on(), self.begin()
+        for name, column in further.columns.items():
+            buffer.table(name)[: len(column)] = column
+        self._copy(buffer, "token_ids", "choice_positions")
+        buffer.sent.record()
+        return further
 
     def rows(self, first: int, count: int) -> RowTable:
         part = slice(first, first + count)
@@ -157,6 +169,11 @@ class HostTables:
     def floats(self, name: str) -> npt.NDArray[np.float32]:
         return self.table(name).view(np.float32)
 
+    def single_rows(self, shape: StepShape, count: int) -> "SingleRows":
+        """A copy of what a step of single tokens was told, `count` of them and the padding behind them."""
+        columns = {name: self.table(name)[: shape.decode_rows].copy() for name in _SINGLE_COLUMNS}
+        return SingleRows(shape, count, columns)
+
     def fill_choices(self, params: Sequence[SamplingParams]) -> None:
         """How each row of logits is sampled; the rows beyond are greedy, which is the least work."""
         count = len(params)
@@ -167,3 +184,20 @@ class HostTables:
         self.floats("min_p")[:count] = [each.min_p for each in params]
         seeds = np.array([each.seed for each in params], dtype=np.uint64)
         self.table("seed").view(np.int64)[:count] = seeds.view(np.int64)
+
+
+@dataclass(frozen=True)
+class SingleRows:
+    """The tables of a step of `count` single tokens."""
+
+    shape: StepShape
+    count: int
+    columns: dict[str, Int32Array]
+
+    def moved_on(self) -> "SingleRows":
+        """Every token the one just chosen, every position the next."""
+        columns = dict(self.columns)
+        columns["token_ids"] = np.full_like(columns["token_ids"], PENDING)
+        for name in ("positions", "choice_positions"):
+            columns[name] = columns[name] + 1
+        return replace(self, columns=columns)
