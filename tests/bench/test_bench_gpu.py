@@ -8,18 +8,19 @@ import pytest
 import torch
 
 from kakeya import runtime
-from kakeya.bench import gpu, gpu_parts, gpu_steps
+from kakeya.bench import gpu, gpu_batch_peer, gpu_parts, gpu_peers, gpu_steps
 from kakeya.bench.gpu import GpuBench, run
+from kakeya.bench.gpu_batch_peer import MeasuredBatch
 from kakeya.bench.gpu_page import gpu_page
-from kakeya.bench.gpu_plan import FULL, QUICK
-from kakeya.bench.gpu_results import GREEDY, SEEDED, Part
+from kakeya.bench.gpu_plan import FULL, QUICK, GpuPlan
+from kakeya.bench.gpu_results import GREEDY, SEEDED, Part, absence
 from kakeya.bench.gpu_rig import RigKey
 from kakeya.bench.gpu_shapes import TINY_LLAMA
 from kakeya.bench.report import Report
 from kakeya.config import EngineConfig
 from kakeya.engine.cuda.shapes import Ladder, StepShape
 from kakeya.engine.opening import OpenedBackend, open_backend, open_device
-from kakeya.errors import ConfigError
+from kakeya.errors import ConfigError, PeerFailed
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.types import BackendChoice, DType
 
@@ -37,7 +38,9 @@ def reports(chat_model: Path) -> list[Report]:
 
 def test_every_part_finds_something(reports: list[Report]) -> None:
     results = reports[-1].results
-    assert results["absent"] == []
+    assert results["absent"] == [
+        absence(Part.TRANSFORMERS, "generate_batch, 2 sessions", "it needs a CUDA device")
+    ]
     assert [(row["shape"], row["rows"]) for row in results["steps"]] == [
         ("tiny-qwen3", 1), ("tiny-qwen3", 4), ("tiny-llama", 2), ("tiny-llama", 1), ("tiny-llama", 4),
     ]  # fmt: skip
@@ -49,11 +52,14 @@ def test_every_part_finds_something(reports: list[Report]) -> None:
     assert [row["sampling"] for row in results["runtime"]] == [GREEDY, GREEDY, SEEDED]
     assert all(row["whole_tokens_per_second"]["median"] > 0 for row in results["runtime"])
     assert [(row["method"], row["sessions"]) for row in results["transformers"]] == [
+        ("kakeya", 1),
         ("generate", 1),
+        ("kakeya", 2),
         ("generate", 2),
     ]
+    assert all(row["tokens_per_second"]["median"] > 0 for row in results["transformers"])
     assert [row["equal_tokens"] for row in results["parity"]] == [QUICK.parity_tokens] * 2
-    assert len(results["seconds"]) == 11, "two of twelve jobs have the same name here"
+    assert len(results["seconds"]) == 15, "two of sixteen jobs have the same name here"
 
 
 def test_the_report_is_whole_and_shows_itself(reports: list[Report], chat_model: Path) -> None:
@@ -86,6 +92,74 @@ def test_it_writes_down_what_it_has_after_each_job() -> None:
     assert absent == dict.fromkeys(
         ["steps", "prompt", "exact", "runtime", "transformers", "parity"], "not asked for"
     )
+
+
+def test_what_was_measured_beside_transformers_stays_when_the_next_one_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> list[float]:
+        raise ImportError("No module named 'transformers'")
+
+    monkeypatch.setattr(gpu_peers, "generate_speeds", broken)
+    partial: list[Report] = []
+    bench = GpuBench(device="cpu", quick=True, parts=frozenset({Part.TRANSFORMERS}))
+    report = run(bench, lambda *_: None, partial.append)
+    methods = [[row["method"] for row in each.results["transformers"]] for each in partial]
+    assert methods == [[], ["kakeya"], ["kakeya"], ["kakeya"] * 2, ["kakeya"] * 2, ["kakeya"] * 2]
+    absent = [each["work"] for each in report.results["absent"] if each["part"] == "transformers"]
+    assert absent == ["generate, 1 session", "generate, 2 sessions", "generate_batch, 2 sessions"]
+
+
+def test_contenders_come_one_by_one_and_the_riskiest_last() -> None:
+    peers = [job.work for job in gpu_parts.jobs(FULL, None) if job.part is Part.TRANSFORMERS]
+    assert peers == [
+        "kakeya, 1 session",
+        "generate, 1 session",
+        "kakeya, 64 sessions",
+        "generate, 64 sessions",
+        "generate_batch, 64 sessions",
+    ]
+    assert list(gpu_parts.jobs(FULL, None))[-1].work == peers[-1]
+
+
+class ClearedWorkshop:
+    """Of a device that is there; it can only be cleared."""
+
+    def __init__(self) -> None:
+        self.device, self.plan, self.cleared = torch.device("cuda", 0), QUICK, False
+
+    def clear(self) -> None:
+        self.cleared = True
+
+
+def test_batches_are_measured_with_the_device_to_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(shape: str, plan: GpuPlan, count: int, device: torch.device) -> MeasuredBatch:
+        assert shop.cleared
+        assert (shape, plan, count, device) == ("tiny-llama", QUICK, 2, shop.device)
+        return MeasuredBatch(9.0, "eager", {"default": "ValueError: no"})
+
+    shop = ClearedWorkshop()
+    monkeypatch.setattr(gpu_batch_peer, "measured", measured)
+    found = gpu_parts.measure_generate_batch("tiny-llama", 2, shop, {})
+    [row] = found["transformers"]
+    assert (row["method"], row["tokens_per_second"]["samples"]) == ("generate_batch, eager", [9.0])
+    assert found["absent"] == [
+        absence(Part.TRANSFORMERS, "generate_batch, 2 sessions, attention default", "ValueError: no")
+    ]
+
+
+def test_batches_that_break_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(*_: object) -> MeasuredBatch:
+        raise PeerFailed("generate_batch gave no answer within 60 s")
+
+    monkeypatch.setattr(gpu_batch_peer, "measured", measured)
+    assert gpu_parts.measure_generate_batch("tiny-llama", 2, ClearedWorkshop(), {}) == {
+        "absent": [
+            absence(
+                Part.TRANSFORMERS, "generate_batch, 2 sessions", "generate_batch gave no answer within 60 s"
+            )
+        ]
+    }
 
 
 def test_a_part_that_raises_does_not_end_the_run(
@@ -142,8 +216,10 @@ def test_what_does_not_fit_any_more_is_not_begun(monkeypatch: pytest.MonkeyPatch
     bench = GpuBench(device="cpu", quick=True, parts=parts, seconds=60)
     report = run(bench, lambda *_: None, lambda _: None)
     assert len(report.results["history"]) == 2
+    assert [row["method"] for row in report.results["transformers"]] == ["kakeya", "generate"] * 2
     [skipped] = [each for each in report.results["absent"] if each["part"] == "transformers"]
-    assert skipped["why"].startswith("takes about 110 s, and 5")
+    assert skipped["work"] == "generate_batch, 2 sessions"
+    assert skipped["why"].startswith("takes about 65 s, and ")
 
 
 def test_tiny_shapes_are_measured_however_little_time_is_left() -> None:

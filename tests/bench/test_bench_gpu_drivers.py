@@ -133,58 +133,44 @@ def test_a_difference_is_found_where_it_begins() -> None:
     assert (row["equal_tokens"], row["tokens"], row["identical"]) == (2, 4, False)
 
 
-class FakeTransformers:
-    """Made like the library's model, and as quick as nothing."""
+class FakeModel:
+    """Answers like the library's, and as quickly as nothing; some requests only in part."""
 
-    def __init__(self, share: float = 1.0) -> None:
-        self.share, self.destroyed, self.asked = share, 0, []
+    def __init__(self, short: int = 0, error: str | None = None) -> None:
+        self.short, self.error = short, error
+        self.asked: list[dict[str, Any]] = []
 
-    def generate_batch(self, inputs: Any, generation_config: Any, persistent_manager: bool = False) -> Any:
-        self.asked.append(persistent_manager)
-        made = [0] * int(self.share * generation_config.max_new_tokens)
-        return {str(n): SimpleNamespace(generated_tokens=made) for n in range(len(inputs))}
-
-    def destroy_cached_continuous_batching_manager(self) -> None:
-        self.destroyed += 1
+    def generate_batch(self, **asked: Any) -> dict[str, Any]:
+        self.asked.append(asked)
+        made = [0] * (asked["generation_config"].max_new_tokens - self.short)
+        answer = SimpleNamespace(generated_tokens=made, error=self.error)
+        return {str(n): answer for n in range(len(asked["inputs"]))}
 
 
-def fake_peer(model: object) -> gpu_peers.Transformers:
+def with_model(model: FakeModel) -> gpu_peers.Transformers:
     peer = gpu_peers.Transformers(TINY_LLAMA, CPU)
-    peer._model, peer._device = model, torch.device("cuda")
+    peer._model = model
     return peer
 
 
-def test_batches_of_transformers_are_counted() -> None:
-    model = FakeTransformers()
-    peer = fake_peer(model)
-    assert list(peer.methods) == ["generate", "generate_batch"]
-    assert peer.methods["generate_batch"]([[1, 2], [3, 4]], 10) > 0
-    assert model.asked == [True]
-    peer.close()
-    assert model.destroyed == 1
+def test_batches_of_transformers_are_counted_and_no_manager_is_kept() -> None:
+    model = FakeModel()
+    assert with_model(model).generate_batch([[1, 2], (3, 4)], 10) > 0
+    [asked] = model.asked
+    assert asked["inputs"] == [[1, 2], [3, 4]]
+    assert set(asked) == {"inputs", "generation_config"}
 
 
 def test_half_the_work_is_not_counted_as_speed() -> None:
-    with pytest.raises(PeerFailed, match="made 10 of 20 tokens"):
-        fake_peer(FakeTransformers(0.5)).generate_batch([[1], [2]], 10)
+    with pytest.raises(PeerFailed, match=r"made 10 of 20 tokens$"):
+        with_model(FakeModel(5)).generate_batch([[1], [2]], 10)
+    with pytest.raises(PeerFailed, match="made 18 of 20 tokens: out of blocks"):
+        with_model(FakeModel(1, "out of blocks")).generate_batch([[1], [2]], 10)
 
 
-def test_a_way_of_transformers_that_fails_leaves_the_others(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(self: object, prompts: object, tokens: int) -> float:
-        raise ValueError("no paged attention here")
-
-    both = {"generate": gpu_peers.Transformers.generate, "generate_batch": broken}
-    monkeypatch.setattr(
-        gpu_peers.Transformers,
-        "methods",
-        property(lambda self: {name: method.__get__(self) for name, method in both.items()}),
-    )
-    rows, failed = gpu_peers.measure_peers(rig, replace(QUICK, peer_sessions=(2,)), CPU)
-    assert [(row["method"], row["sessions"]) for row in rows] == [("generate", 2)]
-    assert [each["work"] for each in failed] == ["generate_batch, 2 sessions"]
-    assert "no paged attention here" in failed[0]["why"]
+def test_transformers_gets_the_attention_that_is_named() -> None:
+    peers = [gpu_peers.Transformers(TINY_LLAMA, CPU, attention) for attention in (None, "eager")]
+    assert [peer._model.config._attn_implementation for peer in peers] == ["sdpa", "eager"]
 
 
 class FakeEvent:

@@ -9,11 +9,12 @@ import pytest
 
 from kakeya.bench.collection_page import KINDS
 from kakeya.bench.gates import Gate
-from kakeya.bench.gpu_page import gpu_page, gpu_picture, gpu_sections
+from kakeya.bench.gpu_page import gpu_page, gpu_picture, gpu_sections, peer_table
 from kakeya.bench.gpu_results import (
     GREEDY,
     LARGE,
     MIDDLE,
+    OURS,
     SEEDED,
     SMALL,
     STEP_TARGETS,
@@ -91,9 +92,11 @@ def full_results(**changes: Any) -> dict[str, Any]:
             runtime(SMALL, SEEDED, 1.0),
         ],
         "transformers": [
-            peer_row(SMALL, 1, "generate", [150.0], [10.0, 15.0]),
-            peer_row(SMALL, 64, "generate", [15_000.0], [1000.0]),
-            peer_row(SMALL, 64, "generate_batch", [15_000.0], [700.0]),
+            peer_row(SMALL, 1, OURS, [150.0]),
+            peer_row(SMALL, 1, "generate", [10.0, 15.0]),
+            peer_row(SMALL, 64, OURS, [10_000.0]),
+            peer_row(SMALL, 64, "generate", [1000.0]),
+            peer_row(SMALL, 64, "generate_batch", [700.0]),
         ],
         "parity": [
             {"model": "m", "prompt_tokens": 16, "tokens": 64, "equal_tokens": 64, "identical": True},
@@ -146,8 +149,9 @@ def test_what_is_just_good_enough_passes_every_gate() -> None:
         (
             {
                 "transformers": [
-                    peer_row(SMALL, 64, "a", [90.0], [1.0]),
-                    peer_row(SMALL, 64, "b", [90.0], [9.1]),
+                    peer_row(SMALL, 64, OURS, [90.0]),
+                    peer_row(SMALL, 64, "a", [1.0]),
+                    peer_row(SMALL, 64, "b", [9.1]),
                 ]
             },
             ["smollm2-135m, 64 sessions: speed over transformers"],
@@ -175,6 +179,26 @@ def test_what_was_not_measured_says_why() -> None:
         gates["qwen3-8b: prompt, share of the product rate"].reason
         == "this shape was not measured in this run"
     )
+
+
+def test_peers_are_judged_by_what_was_measured() -> None:
+    one, many = (f"smollm2-135m, {count}: speed over transformers" for count in ("1 session", "64 sessions"))
+    hung = [absence(Part.TRANSFORMERS, "generate_batch, 64 sessions", "no answer")]
+    rows = full_results()["transformers"]
+    gates = verdicts(full_results(transformers=rows[:-1], absent=hung))
+    assert [gates[name].passed for name in (one, many)] == [True, True]
+    alone = verdicts(full_results(transformers=[rows[0], rows[2]], absent=hung))
+    assert [(alone[name].passed, alone[name].reason) for name in (one, many)] == [(None, "no answer")] * 2
+    theirs = verdicts(full_results(transformers=[rows[1], rows[3]]))
+    assert [theirs[name].passed for name in (one, many)] == [None, None]
+
+
+def test_the_table_shows_our_median_and_their_best() -> None:
+    rows = [peer_row(SMALL, 1, OURS, [100.0, 300.0, 200.0]), peer_row(SMALL, 1, "generate", [10.0, 20.0])]
+    assert peer_table(rows).rows == [
+        (SMALL, "kakeya", "1", "200", "–"),
+        (SMALL, "generate", "1", "20", "10.0"),
+    ]
 
 
 def test_sampling_by_seed_is_shown_and_not_judged() -> None:

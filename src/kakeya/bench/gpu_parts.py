@@ -5,23 +5,30 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kakeya.bench import gpu_steps
+from kakeya.bench import gpu_batch_peer, gpu_peers, gpu_steps
 from kakeya.bench.gpu_checks import identity_rows, parity_rows
 from kakeya.bench.gpu_machine import PeakMemory, device_facts, measured_rates
-from kakeya.bench.gpu_peers import measure_peers
 from kakeya.bench.gpu_plan import GpuPlan
 from kakeya.bench.gpu_results import (
+    GENERATE,
+    GENERATE_BATCH,
     GREEDY,
+    OURS,
     SEEDED,
     Part,
+    absence,
+    counted,
     exact_row,
     history_row,
+    peer_row,
     prompt_row,
     runtime_row,
     step_row,
 )
 from kakeya.bench.gpu_rig import Rig, RigKey, Workshop
 from kakeya.bench.gpu_runtime import Sampling, Tally, generate_all, greedy, histories, sessions
+from kakeya.bench.gpu_shapes import SHAPES
+from kakeya.errors import PeerFailed
 from kakeya.types import Numerics, SamplingParams
 
 # What a job adds to the results: rows by the name of their table.
@@ -49,21 +56,36 @@ def jobs(plan: GpuPlan, model: str | None) -> Iterator[Job]:
     exact = RigKey(plan.large, plan.exact_rows, Numerics.EXACT)
     small = RigKey(plan.small, plan.sessions)
     middle = RigKey(plan.middle, max(plan.middle_rows))
-    yield Job(Part.MACHINE, "rates", 8, measure_machine)
+    yield Job(Part.MACHINE, "rates", 1, measure_machine)
     if model is not None:
-        yield Job(Part.PARITY, "greedy tokens", 45, partial(measure_parity, model))
-    yield Job(Part.STEPS, plan.large, 75, partial(measure_steps, large, plan.large_rows))
-    yield Job(Part.HISTORY, plan.large, 5, partial(measure_history, large, plan.history_rows_large))
-    yield Job(Part.PROMPT, plan.large, 5, partial(measure_prompt, large))
-    yield Job(Part.RUNTIME, plan.large, 45, partial(measure_runtime, large, plan.tokens_large, (GREEDY,)))
-    yield Job(Part.EXACT, plan.large, 40, partial(measure_exact, large, exact))
-    yield Job(Part.STEPS, plan.middle, 25, partial(measure_steps, middle, plan.middle_rows))
-    yield Job(Part.STEPS, plan.small, 30, partial(measure_steps, small, plan.small_rows))
-    yield Job(Part.HISTORY, plan.small, 5, partial(measure_history, small, plan.history_rows_small))
+        yield Job(Part.PARITY, "greedy tokens", 26, partial(measure_parity, model))
+    yield Job(Part.STEPS, plan.large, 17, partial(measure_steps, large, plan.large_rows))
+    yield Job(Part.HISTORY, plan.large, 2, partial(measure_history, large, plan.history_rows_large))
+    yield Job(Part.PROMPT, plan.large, 2, partial(measure_prompt, large))
+    yield Job(Part.RUNTIME, plan.large, 23, partial(measure_runtime, large, plan.tokens_large, (GREEDY,)))
+    yield Job(Part.EXACT, plan.large, 5, partial(measure_exact, large, exact))
+    yield Job(Part.STEPS, plan.middle, 17, partial(measure_steps, middle, plan.middle_rows))
+    yield Job(Part.STEPS, plan.small, 14, partial(measure_steps, small, plan.small_rows))
+    yield Job(Part.HISTORY, plan.small, 1, partial(measure_history, small, plan.history_rows_small))
     yield Job(
-        Part.RUNTIME, plan.small, 25, partial(measure_runtime, small, plan.tokens_small, (GREEDY, SEEDED))
+        Part.RUNTIME, plan.small, 38, partial(measure_runtime, small, plan.tokens_small, (GREEDY, SEEDED))
     )
-    yield Job(Part.TRANSFORMERS, plan.small, 110, partial(measure_transformers, small))
+    yield from _peer_jobs(plan, small)
+
+
+def _peer_jobs(plan: GpuPlan, key: RigKey) -> Iterator[Job]:
+    """One for each contender, so that what was measured stays when another breaks; the one that may
+    take its whole limit comes last."""
+
+    def job(who: str, count: int, seconds: float, measure: Measure) -> Job:
+        return Job(Part.TRANSFORMERS, f"{who}, {counted(count)}", seconds, measure)
+
+    for count in plan.peer_sessions:
+        yield job(OURS, count, 10, partial(measure_ours, key, count))
+        yield job(GENERATE, count, 40, partial(measure_generate, key.shape, count))
+    most = max(plan.peer_sessions)
+    limit = gpu_batch_peer.LIMIT_SECONDS + 5
+    yield job(GENERATE_BATCH, most, limit, partial(measure_generate_batch, key.shape, most))
 
 
 def measure_machine(shop: Workshop, found: dict[str, Any]) -> Found:
@@ -128,7 +150,7 @@ def measure_runtime(
     """All sessions at once, their windows full; bare steps before and after."""
     [rig], plan = shop.rigs([key]), shop.plan
     before = _bare(rig, plan)
-    with sessions(rig.runtime, histories(rig, plan.sessions, plan.filled)) as session_ids:
+    with sessions(rig.runtime, histories(rig.shape, plan.sessions, plan.filled)) as session_ids:
         filling = generate_all(rig.runtime, session_ids, 1)
         taken = {
             sampling: _repeated(rig, session_ids, tokens, _SAMPLINGS[sampling], shop)
@@ -173,10 +195,33 @@ def _repeated(
     return tallies, peaks
 
 
-def measure_transformers(key: RigKey, shop: Workshop, found: dict[str, Any]) -> Found:
+def measure_ours(key: RigKey, count: int, shop: Workshop, found: dict[str, Any]) -> Found:
     [rig] = shop.rigs([key])
-    rows, failed = measure_peers(rig, shop.plan, shop.device)
-    return {"transformers": rows, "absent": failed}
+    return {"transformers": [peer_row(key.shape, count, OURS, gpu_peers.our_speeds(rig, shop.plan, count))]}
+
+
+def measure_generate(shape: str, count: int, shop: Workshop, found: dict[str, Any]) -> Found:
+    speeds = gpu_peers.generate_speeds(SHAPES[shape], shop.plan, count, shop.device)
+    return {"transformers": [peer_row(shape, count, GENERATE, speeds)]}
+
+
+def measure_generate_batch(shape: str, count: int, shop: Workshop, found: dict[str, Any]) -> Found:
+    """It gets the device to itself: its cache takes most of what is free."""
+    work = f"{GENERATE_BATCH}, {counted(count)}"
+    if shop.device.type != "cuda":
+        return {"absent": [absence(Part.TRANSFORMERS, work, "it needs a CUDA device")]}
+    shop.clear()
+    try:
+        batch = gpu_batch_peer.measured(shape, shop.plan, count, shop.device)
+    except PeerFailed as error:
+        return {"absent": [absence(Part.TRANSFORMERS, work, str(error))]}
+    return {
+        "transformers": [peer_row(shape, count, batch.method, [batch.speed])],
+        "absent": [
+            absence(Part.TRANSFORMERS, f"{work}, attention {attention}", why)
+            for attention, why in batch.failed.items()
+        ],
+    }
 
 
 def measure_parity(model: str, shop: Workshop, found: dict[str, Any]) -> Found:

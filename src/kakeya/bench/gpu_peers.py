@@ -1,32 +1,31 @@
 """transformers beside us on the same device: the same shape with random weights, bf16, the same prompts."""
 
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from inspect import signature
 from typing import Any
 
 import torch
 
 from kakeya.bench.gpu_plan import GpuPlan
-from kakeya.bench.gpu_results import Part, absence, peer_row
 from kakeya.bench.gpu_rig import Rig
 from kakeya.bench.gpu_runtime import generate_all, histories, sessions
 from kakeya.bench.gpu_shapes import Shape
 from kakeya.errors import PeerFailed
 
-GENERATE, GENERATE_BATCH = "generate", "generate_batch"
-_WARM_UP_TOKENS = 8
-_KEEP = "persistent_manager"
+WARM_UP_TOKENS = 8
 
 Prompts = Sequence[Sequence[int]]
-Row = dict[str, Any]
 
 
 class Transformers:
-    """A Llama of the given shape. Methods return tokens a second, prompts included."""
+    """A Llama of the given shape, with the library's own choice of attention unless one is named.
 
-    def __init__(self, shape: Shape, device: torch.device) -> None:
+    Methods return tokens a second, prompts included. They raise PeerFailed when not all tokens were made.
+    """
+
+    def __init__(self, shape: Shape, device: torch.device, attention: str | None = None) -> None:
         transformers = import_module("transformers")
         transformers.utils.logging.set_verbosity_error()
         sizes = shape.model
@@ -48,87 +47,66 @@ class Transformers:
         with device:
             model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
         self._model: Any = model.eval().requires_grad_(False)
+        if attention is not None:
+            self._model.set_attn_implementation(attention)
         self._device = device
         self._settings: Callable[..., Any] = transformers.GenerationConfig
-
-    @property
-    def methods(self) -> dict[str, Callable[[Prompts, int], float]]:
-        """The ways it can generate here."""
-        ways: dict[str, Callable[[Prompts, int], float]] = {GENERATE: self.generate}
-        if self._device.type == "cuda" and hasattr(self._model, "generate_batch"):
-            ways[GENERATE_BATCH] = self.generate_batch
-        return ways
 
     def generate(self, prompts: Prompts, tokens: int) -> float:
         ids = torch.tensor(prompts, device=self._device)
         settings = self._greedy(tokens)
         began = time.perf_counter()
-        with torch.inference_mode():
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             output = self._model.generate(
                 input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings
             ).tolist()
         return _speed(sum(map(len, output)) - ids.numel(), len(prompts) * tokens, began)
 
     def generate_batch(self, prompts: Prompts, tokens: int) -> float:
-        """What it sets up at first is kept where it can be, so that it does not count again."""
-        method = self._model.generate_batch
-        kept = {_KEEP: True} if _KEEP in signature(method).parameters else {}
-        inputs, settings = [list(prompt) for prompt in prompts], self._greedy(tokens)
+        """What it sets up for each call counts: a manager that it kept would stay sized for the requests of
+        its first call, those of the warm-up."""
         began = time.perf_counter()
-        output = method(inputs=inputs, generation_config=settings, **kept)
+        output = self._model.generate_batch(
+            inputs=[list(prompt) for prompt in prompts], generation_config=self._greedy(tokens)
+        )
         made = sum(len(each.generated_tokens) for each in output.values())
-        return _speed(made, len(prompts) * tokens, began)
-
-    def close(self) -> None:
-        """Let go of what `generate_batch` keeps."""
-        destroy = getattr(self._model, "destroy_cached_continuous_batching_manager", None)
-        if destroy is not None:
-            destroy()
+        return _speed(made, len(prompts) * tokens, began, _first_error(output))
 
     def _greedy(self, tokens: int) -> Any:
         return self._settings(do_sample=False, max_new_tokens=tokens, eos_token_id=None, pad_token_id=0)
 
 
-def _speed(made: int, wanted: int, began: float) -> float:
-    """Raises PeerFailed when not all tokens were made: half the work is not twice the speed."""
+def _speed(made: int, wanted: int, began: float, why: str = "") -> float:
+    """Half the work is not twice the speed."""
     if made != wanted:
-        raise PeerFailed(f"transformers made {made} of {wanted} tokens")
+        raise PeerFailed(f"transformers made {made} of {wanted} tokens{why and ': '}{why}")
     return made / (time.perf_counter() - began)
 
 
-def measure_peers(rig: Rig, plan: GpuPlan, device: torch.device) -> tuple[list[Row], list[dict[str, str]]]:
-    """A row for each number of sessions and each of their ways, and the ways that failed."""
-    rows: list[Row] = []
-    failed: list[dict[str, str]] = []
-    peer = Transformers(rig.shape, device)
-    try:
-        for count in plan.peer_sessions:
-            prompts = histories(rig, count, plan.peer_prompt)
-            for name, method in peer.methods.items():
-                try:
-                    ours, theirs = _in_turns(rig, prompts, method, plan)
-                    rows.append(peer_row(rig.shape.name, count, name, ours, theirs))
-                except Exception as error:  # foreign code may raise anything, and another way may still do
-                    failed.append(absence(Part.TRANSFORMERS, f"{name}, {count} sessions", repr(error)))
-    finally:
-        peer.close()
-    return rows, failed
+def _first_error(output: Mapping[str, Any]) -> str:
+    """What the library says of a request that failed: its call returns all the same."""
+    return next((str(each.error) for each in output.values() if each.error), "")
 
 
-def _in_turns(
-    rig: Rig, prompts: Prompts, method: Callable[[Prompts, int], float], plan: GpuPlan
-) -> tuple[list[float], list[float]]:
-    ours, theirs = [], []
-    our_speed(rig, prompts, _WARM_UP_TOKENS)
-    method(prompts, _WARM_UP_TOKENS)
-    for _ in range(plan.peer_repeats):
-        ours.append(our_speed(rig, prompts, plan.peer_tokens))
-        theirs.append(method(prompts, plan.peer_tokens))
-    return ours, theirs
+def our_speeds(rig: Rig, plan: GpuPlan, count: int) -> list[float]:
+    """Tokens a second through the runtime, from the first call to the last token."""
+    return _repeated(lambda prompts, tokens: _our_speed(rig, prompts, tokens), rig.shape, plan, count)
 
 
-def our_speed(rig: Rig, prompts: Prompts, tokens: int) -> float:
-    """The same through the runtime: tokens a second, from the first call to the last token."""
+def generate_speeds(shape: Shape, plan: GpuPlan, count: int, device: torch.device) -> list[float]:
+    return _repeated(Transformers(shape, device).generate, shape, plan, count)
+
+
+def _repeated(
+    method: Callable[[Prompts, int], float], shape: Shape, plan: GpuPlan, count: int
+) -> list[float]:
+    prompts = histories(shape, count, plan.peer_prompt)
+    method(prompts, WARM_UP_TOKENS)
+    return [method(prompts, plan.peer_tokens) for _ in range(plan.peer_repeats)]
+
+
+def _our_speed(rig: Rig, prompts: Prompts, tokens: int) -> float:
     with sessions(rig.runtime, prompts) as session_ids:
         tally = generate_all(rig.runtime, session_ids, tokens)
     return tally.tokens / tally.seconds

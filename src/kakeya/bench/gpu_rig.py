@@ -38,9 +38,14 @@ class Rig:
 
     def random_tokens(self, count: int, seed: int) -> list[int]:
         """The same for the same seed."""
-        generator = torch.Generator().manual_seed(seed)
-        drawn: list[int] = torch.randint(self.shape.model.vocab_size, (count,), generator=generator).tolist()
-        return drawn
+        return random_tokens(self.shape, count, seed)
+
+
+def random_tokens(shape: Shape, count: int, seed: int) -> list[int]:
+    """Of its vocabulary, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn: list[int] = torch.randint(shape.model.vocab_size, (count,), generator=generator).tolist()
+    return drawn
 
 
 class Workshop:

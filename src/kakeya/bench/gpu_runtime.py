@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kakeya.bench.gpu_rig import Rig
+from kakeya.bench.gpu_rig import random_tokens
+from kakeya.bench.gpu_shapes import Shape
 from kakeya.runtime import Runtime
 from kakeya.types import DoneEvent, FailedEvent, SamplingParams, TokenEvent
 
@@ -124,6 +125,6 @@ def sessions(runtime: Runtime, histories: Sequence[Sequence[int]]) -> Iterator[l
             runtime.close_session(session_id)
 
 
-def histories(rig: Rig, count: int, length: int, seed: int = 0) -> list[list[int]]:
+def histories(shape: Shape, count: int, length: int, seed: int = 0) -> list[list[int]]:
     """Random ones, each its own."""
-    return [rig.random_tokens(length, seed + number) for number in range(count)]
+    return [random_tokens(shape, length, seed + number) for number in range(count)]

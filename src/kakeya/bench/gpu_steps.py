@@ -1,26 +1,24 @@
 """Bare steps of the CUDA backend: its own captured graphs, replayed without the engine around them.
 
-The one place that reaches into the backend. A step is prepared as a launch prepares it (rows arranged, tables
-sent) and then replayed, over and over on the same tables; nothing is committed, and the slabs are given back.
+A step is prepared as a launch prepares it (rows arranged, tables sent) and then replayed, over and over on
+the same tables; nothing is committed, and the slabs are given back.
 """
 
 import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence as Rows
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 
 from kakeya.bench.gpu_machine import timed
 from kakeya.engine.batch import Segment
 from kakeya.engine.cuda.backend import CudaBackend
-from kakeya.engine.cuda.shapes import StepShape
 from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.sequence import Sequence
 from kakeya.types import SamplingParams
 
-Replay = Callable[[], object]
+Replay = Callable[[], None]
 
 # Of one kind, before it is another's turn.
 _IN_A_ROW = 5
@@ -51,18 +49,8 @@ class BareSteps:
         return self._random.choices(range(self._backend.vocab_size), k=count)
 
     def _prepared(self, segments: Rows[Segment]) -> Replay:
-        backend = self._backend
         requests = [SampleRequest(_GREEDY, segment.end) for segment in segments]
-        tables = backend._tables.begin()
-        step = backend._arranger.arrange(tables, segments, len(requests))
-        backend._tables.send(tables, requests, step.shape)
-        assert step.is_captured, f"no graph was captured for {step.shape}"
-        return partial(_replayed, backend, step.shape)
-
-
-def _replayed(backend: CudaBackend, shape: StepShape) -> None:
-    with torch.inference_mode():
-        backend._graphs.run(shape)
+        return self._backend.prepared(segments, requests)
 
 
 @contextmanager

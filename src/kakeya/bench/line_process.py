@@ -1,10 +1,14 @@
 """A program in a process of its own that answers one line of JSON for each line it is sent."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +28,7 @@ class LineProcess:
 
     def __init__(self, worker: Sequence[str], *, own_session: bool = False) -> None:
         """Runs Python with `worker` as arguments; with `own_session` no Ctrl-C of the terminal reaches it."""
+        self._own_session = own_session
         # Closed by `close`; a pipe nobody reads could fill up and stall the process.
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -50,7 +55,7 @@ class LineProcess:
         try:
             self._process.wait(timeout=PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
         self._process.stdout.close()
         self._errors.close()
@@ -70,6 +75,35 @@ class LineProcess:
         except BaseException:
             self.close()
             raise
+
+    def _ask_within(self, seconds: float, request: Any) -> Any:
+        """The answer. The process is killed when it takes longer, with all that it started in a session of
+        its own."""
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self._kill()
+
+        timer = threading.Timer(seconds, give_up)
+        timer.start()
+        try:
+            return self._ask(request)
+        except PeerFailed:
+            if not late.is_set():
+                raise
+            raise PeerFailed(
+                f"{self.name} gave no answer within {seconds:g} s; the last it said: {self._last_words()}"
+            ) from None
+        finally:
+            timer.cancel()
+
+    def _kill(self) -> None:
+        if not self._own_session:
+            self._process.kill()
+            return
+        with suppress(ProcessLookupError):  # it is gone, and so is all that it started
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _ask(self, request: Any) -> Any:
         assert self._process.stdin is not None
