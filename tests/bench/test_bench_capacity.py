@@ -13,7 +13,7 @@ import pytest
 from kakeya.bench import capacity
 from kakeya.bench.agents import Agent, work_of
 from kakeya.bench.capacity import CapacityBench, run
-from kakeya.bench.capacity_page import capacity_page, capacity_picture
+from kakeya.bench.capacity_page import capacity_page, capacity_picture, summary_table
 from kakeya.bench.report import Report
 from kakeya.bench.server_process import ServerProcess
 from kakeya.cli.serve_options import ServeOptions
@@ -66,10 +66,24 @@ def test_a_ramp_on_a_server_of_its_own(chat_model: Path, tiny_engine: EngineConf
     assert report.config["context_len"] == 32
     assert [len(partial.results["levels"]) for partial in checkpoints] == [1, 2]
     assert all(partial.partial for partial in checkpoints)
+    assert 0 <= report.results["bystanders_share"] <= 1
     page = capacity_page(report)
     for title in ("Generated tokens a second", "A turn", "Opening a session", "Memory"):
         assert f'aria-label="{title}"' in page
     assert capacity_picture(report.results).startswith("<svg")
+
+
+@pytest.mark.usefixtures("on_shared_server")
+def test_the_share_of_others_is_shown_and_changes_no_verdict(
+    bench: Callable[..., CapacityBench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity, "share_of", lambda bystanders: 0.415)
+    report = climb(bench(2))
+    assert ("share of the machine that others used", "41.5%") in summary_table(report.results).rows
+    assert "41.5%" in capacity_page(report)
+    assert all(gate.passed is not None for gate in report.gates)
+    del report.results["bystanders_share"]
+    assert ("share of the machine that others used", "–") in summary_table(report.results).rows
 
 
 @pytest.mark.usefixtures("on_shared_server")

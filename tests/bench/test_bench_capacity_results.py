@@ -85,7 +85,7 @@ def test_a_level_where_nobody_came_through_has_no_latency() -> None:
 def test_the_summary_names_the_bound() -> None:
     clean, unclean = row(good(0), good(1)), row(good(0), good(1), refused(2))
     summary = capacity_summary([clean, unclean], ANNOUNCED, 10_900, [[1], [2], [2]], "level 3")
-    assert summary["max_concurrent_agents_clean"] == 2
+    assert summary["levels_run"] == summary["max_concurrent_agents_clean"] == 2
     assert summary["node_kv_upper_bound"] == 8000
     assert summary["node_kv_share_of_memory"] == 0.1
     assert summary["outputs_checked"] == 4
@@ -124,3 +124,10 @@ def test_nothing_checked_is_not_passed() -> None:
     assert verdicts["wrong outputs"].passed is None
     assert verdicts["KV bytes of a session over the announced ones"].passed is None
     assert verdicts["errors"].passed is False
+
+
+def test_without_a_level_there_is_no_verdict_on_errors() -> None:
+    errors = gates()["errors"]
+    assert errors.passed is errors.value is None
+    assert errors.reason == "no level was run"
+    assert gates()["agents at once, all clean"].passed is False

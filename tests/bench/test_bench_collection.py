@@ -118,6 +118,14 @@ def test_committed_reports_can_all_be_shown() -> None:
     assert collection.passed_over == {}
 
 
+def test_a_session_report_from_before_peak_and_tail_is_shown() -> None:
+    found = next(found for found in collected(EVIDENCE).reports if found.name == "session-1m")
+    del found.report.results["bystanders_share"]
+    for name in ("peak_over_settled", "tail_over_settled"):
+        found.report.results["aggregate"]["server_rss"].pop(name, None)
+    assert sections_of(found)[0].table.title == "One session"
+
+
 def test_every_kind_that_a_bench_writes_is_known() -> None:
     source = Path(__file__).parents[2] / "src" / "kakeya" / "bench"
     written = {

@@ -136,4 +136,5 @@ def test_both_parts_become_one_report(monkeypatch: pytest.MonkeyPatch) -> None:
     page = comparison_page(report)
     assert "how many times as fast we are" in page
     assert page.index("how many times") < page.index("Latency, medians") < page.index("Speed, tokens/s")
-    ElementTree.fromstring(comparison_picture(report.results))
+    for drawn in (report, *checkpoints):
+        ElementTree.fromstring(comparison_picture(drawn.results))

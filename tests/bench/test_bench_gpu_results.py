@@ -1,7 +1,5 @@
 """What `bench gpu` concludes and shows: floors, rows, gates, tables. No device."""
 
-import subprocess
-import sys
 from typing import Any
 from xml.etree import ElementTree
 
@@ -247,14 +245,3 @@ def test_the_picture_shows_steps_beside_floors() -> None:
     assert "floor, 8b × 1: 3.57 ms" in hints
     with pytest.raises(IndexError):
         gpu_picture(empty_results())
-
-
-@pytest.mark.parametrize("module", ["gpu_results", "gpu_page", "gpu_plan"])
-def test_conclusions_import_nothing_foreign(module: str) -> None:
-    program = (
-        f"import sys; before = set(sys.modules); import kakeya.bench.{module}; "
-        "names = {name.partition('.')[0] for name in set(sys.modules) - before}; "
-        "print(*sorted(names - set(sys.stdlib_module_names) - {'kakeya'}))"
-    )
-    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert outcome.stdout.strip() == ""

@@ -11,7 +11,15 @@ import pytest
 from kakeya.bench.chart import Chart, Series, bar_chart, line_chart, round_up
 from kakeya.bench.gates import at_least
 from kakeya.bench.page import Section, Table, render_page
-from kakeya.bench.report import SCHEMA_VERSION, Report, check_output, now, write_picture, write_report
+from kakeya.bench.report import (
+    SCHEMA_VERSION,
+    Report,
+    check_output,
+    check_picture,
+    now,
+    write_picture,
+    write_report,
+)
 from kakeya.errors import ConfigError
 
 GATES = tuple(at_least(f"gate {value}", value, 1.0, absent="nothing <here>") for value in (2.0, 0.5, None))
@@ -87,6 +95,19 @@ def test_an_impossible_output_is_refused_at_once(tmp_path: Path, name: str) -> N
 
 def test_a_possible_output_is_accepted(tmp_path: Path) -> None:
     check_output(tmp_path / "r.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["p.png", "missing/p.svg", "folder.svg"])
+def test_an_impossible_picture_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.svg").mkdir()
+    with pytest.raises(ConfigError, match=name):
+        check_picture(tmp_path / name)
+
+
+def test_a_possible_picture_or_none_is_accepted(tmp_path: Path) -> None:
+    check_picture(tmp_path / "p.svg")
+    check_picture(None)
     assert list(tmp_path.iterdir()) == []
 
 

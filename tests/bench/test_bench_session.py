@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from kakeya.bench import session
 from kakeya.bench.report import Report
 from kakeya.bench.server_process import ServerProcess
 from kakeya.bench.session import DEFAULT_DURATION_S, SessionBench, run
-from kakeya.bench.session_page import session_page, session_picture, session_sections
+from kakeya.bench.session_page import session_page, session_picture, session_sections, summary_table
+from kakeya.bench.session_results import Limits, Turn, session_results
 from kakeya.config import EngineConfig
 from kakeya.errors import ConfigError
 
@@ -57,6 +59,10 @@ def talk(bench: SessionBench, at_turn: Callable[[int], object] = lambda turn: No
     return run(bench, progress, lambda partial: None)
 
 
+def summary_row(report: Report, what: str) -> str:
+    return {row[0]: row[1] for row in summary_table(report.results).rows}[what]
+
+
 def close_all(server: ServerProcess) -> None:
     """Take every session away from whoever uses it."""
     with kakeya.Client(server.address) as client:
@@ -80,6 +86,7 @@ def test_every_turn_is_recorded(bench: Bench, tiny_server: ServerProcess) -> Non
     assert report.results["abort_reason"] is None
     assert report.results["sessions_opened"] == 1
     assert report.results["aggregate"]["kv_bounded"] is True
+    assert 0 <= report.results["bystanders_share"] <= 1
     assert not report.partial
     assert "config" not in report.config
     assert report.config["server"]["window"] == 30
@@ -238,6 +245,39 @@ def test_the_page_shows_every_plot(bench: Bench, tiny_server: ServerProcess) -> 
         "One session",
         "By 10 minutes",
     ]
+
+
+def test_others_are_told_from_the_server_only_when_its_process_is_known(
+    bench: Bench, tiny_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "share_of", lambda bystanders: 0.3)
+    reports = talk(bench(turns=10, server_pid=tiny_server.pid)), talk(bench(turns=10))
+    assert [report.results["bystanders_share"] for report in reports] == [0.3, None]
+    shown = [summary_row(report, "share of the machine that others used") for report in reports]
+    assert shown == ["30.0%", "–"]
+    known, unknown = (
+        next(gate for gate in report.gates if gate.name == "prefill_bounded") for report in reports
+    )
+    assert known.passed is None
+    assert known.reason.startswith("others used 30% of the machine")
+    assert unknown.passed is not None
+
+
+def test_the_page_shows_peak_tail_and_slope_of_memory_and_old_reports_without_them() -> None:
+    sizes = {"kv_live_bytes": 1, "server_rss_bytes": 1000}
+    turns = [Turn(float(n), 8, 1.0, history_length=n, **sizes) for n in range(60)]
+    turns[30] = replace(turns[30], server_rss_bytes=1500)
+    results, _ = session_results(turns, 60.0, Limits(), 0.012)
+    report = Report("session", {}, {}, {"ended_by": "turns", "abort_reason": None, **results})
+    memory = "server memory over turn 20's, peak / last 20 turns / last turn"
+    assert summary_row(report, memory) == "1.5000 / 1.0000 / 1.0000"
+    assert summary_row(report, "its slope, KiB a minute") not in ("–", "+0.0")
+    assert summary_row(report, "share of the machine that others used") == "1.2%"
+    del report.results["bystanders_share"]
+    for name in ("peak_over_settled", "tail_over_settled"):
+        del report.results["aggregate"]["server_rss"][name]
+    assert summary_row(report, memory) == "– / – / 1.0000"
+    assert summary_row(report, "share of the machine that others used") == "–"
 
 
 def test_without_an_end_it_lasts_half_an_hour(bench: Bench) -> None:

@@ -334,6 +334,7 @@ def test_the_same_session_over_http_both_ways(
         f"{UNMATCHED}: errors",
     ]
     assert report.kind == "http-session"
+    assert 0 <= report.results["bystanders_share"] <= 1
     assert report.config["ends"] == {"turns": 12, "duration_s": None, "target_history_tokens": None}
     assert len(checkpoints) == 12
     assert "http_session" not in http_session_page(checkpoints[0])

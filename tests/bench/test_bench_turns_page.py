@@ -118,13 +118,15 @@ def test_a_report_without_turns_can_be_shown() -> None:
 def test_http_sessions_are_shown_side_by_side() -> None:
     turns = {MATCHED: TURNS[RESPONSES], UNMATCHED: TURNS[LLAMA]}
     results = http_session_results(turns, 30.0, 8, 100)
-    table = http_session_table(results)
+    table = http_session_table({**results, "bystanders_share": 0.012})
     assert table.columns == ("what", MATCHED, UNMATCHED, "ratio")
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["turns, and errors"] == ("24, 0", "12, 1", "")
     assert rows["latency p50, ms"] == ("250", "1,150", "4.60x")
     assert rows["first token p50, ms"] == ("100", "–", "–")
     assert rows["last over first"] == ("1.00", "1.71", "")
+    assert rows["share of the machine that others used"] == ("1.2%", "1.2%", "")
+    assert http_session_table(results).rows[-1][1:] == ("–", "–", "")
     page = http_session_page(Report("http-session", {}, MACHINE, results, finished_at=now()))
     assert "the &lt;context&gt; is full" in page
     ElementTree.fromstring(http_session_picture(results))

@@ -186,16 +186,21 @@ def test_both_sides_are_aggregated_and_compared() -> None:
     assert results["unmatched_over_matched"]["tail_latency_p50_s"] == 46.5
     assert not {"kv_live_bytes", "server_rss"} & matched.keys()
     assert len(results["contestants"][0]["turns"]) == 60
-    gates = {gate.name: gate.passed for gate in http_session_gates(results["contestants"])}
+    gates = {gate.name: gate.passed for gate in http_session_gates({**results, "bystanders_share": 0.05})}
     assert gates == {"prefill_bounded": True, f"{MATCHED}: errors": True, f"{UNMATCHED}: errors": True}
 
 
 def test_http_session_gates_fail_and_abstain() -> None:
     broken = {MATCHED: talk(0.1), UNMATCHED: [*talk(), failed(61)]}
-    rows = http_session_results(broken, 60.0, 8, 100)["contestants"]
-    assert [gate.passed for gate in http_session_gates(rows)] == [False, True, False]
-    empty = http_session_results({MATCHED: [], UNMATCHED: []}, 0.0, 8, 100)["contestants"]
-    assert [gate.passed for gate in http_session_gates(empty)] == [None, None, None]
+    results = http_session_results(broken, 60.0, 8, 100)
+    unknown = http_session_gates({**results, "bystanders_share": None})
+    assert [gate.passed for gate in unknown] == [False, True, False]
+    busy = http_session_gates({**results, "bystanders_share": 0.3})
+    assert [gate.passed for gate in busy] == [None, True, False]
+    assert busy[0].reason == "others used 30% of the machine, so ratios mean nothing"
+    empty = http_session_results({MATCHED: [], UNMATCHED: []}, 0.0, 8, 100)
+    nothing = http_session_gates({**empty, "bystanders_share": 0.0})
+    assert [gate.passed for gate in nothing] == [None, None, None]
 
 
 def test_transformers_is_judged_by_nothing() -> None:

@@ -26,7 +26,7 @@ def capacity_picture(results: Row) -> str:
 def capacity_sections(results: Row) -> list[Section]:
     """Levels with their plots, the summary, and an example of each error."""
     levels = results["levels"]
-    sections = [Section(level_table(levels), _charts(levels)), Section(summary_table(results["summary"]))]
+    sections = [Section(level_table(levels), _charts(levels)), Section(summary_table(results))]
     errors = [(row["level"], error) for row in levels for error in row["first_errors"]]
     return [*sections, Section(error_table(errors))] if errors else sections
 
@@ -54,7 +54,9 @@ def level_table(levels: Sequence[Row]) -> Table:
     return Table("Agents at once", columns, rows)
 
 
-def summary_table(summary: Row) -> Table:
+def summary_table(results: Row) -> Table:
+    """The ramp in words, and how busy others kept the machine: its speeds are judged by nobody."""
+    summary = results["summary"]
     distinct = f"{summary['distinct_solo_outputs']:,} of {summary['solo_outputs']:,}"
     share = _number(summary["node_kv_share_of_memory"], "{:.1%}")
     rows = [
@@ -65,6 +67,7 @@ def summary_table(summary: Row) -> Table:
         ("KV MiB a session, seen / announced", _seen_and_announced(summary)),
         ("KV MiB of the node at most", f"{_mib(summary['node_kv_upper_bound'])} ({share} of the memory)"),
         ("server RSS MiB, ready / peak", _ready_and_peak(summary)),
+        ("share of the machine that others used", _number(results.get("bystanders_share"), "{:.1%}")),
         ("the ramp ended", summary["stopped_by"] or "not yet"),
     ]
     return Table("Summary", ("what", "value"), rows)

@@ -20,8 +20,8 @@ def comparison_page(report: Report) -> str:
 
 
 def comparison_picture(results: Row) -> str:
-    """Latency of every turn by everybody, as an SVG file."""
-    return picture(turns_curve(results["turns"]["contestants"]))
+    """Latency of every turn by everybody, as an SVG file; without lines where nobody has talked yet."""
+    return picture(turns_curve(results["turns"]["contestants"] if "turns" in results else []))
 
 
 def comparison_sections(results: Row) -> list[Section]:

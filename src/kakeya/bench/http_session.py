@@ -77,5 +77,5 @@ async def _run(bench: HttpSessionBench, progress: Progress, checkpoint: Checkpoi
             conclude,
             lambda partial: checkpoint(replace(report, results=partial)),
         )
-    gates = http_session_gates(results["contestants"], bench.limit)
+    gates = http_session_gates(results, bench.limit)
     return replace(report, results=results, gates=gates, finished_at=now())

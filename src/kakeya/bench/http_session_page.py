@@ -53,6 +53,9 @@ def http_session_table(results: Row) -> Table:
         )
         for label, name, scale, pattern in lines
     ]
+    # Both sides talk in turns, so that others disturb them alike.
+    others = _number(results.get("bystanders_share"), "{:.1%}")
+    cells.append(("share of the machine that others used", *(others for _ in sides), ""))
     columns = ("what", *(row["contestant"] for row in rows), "ratio")
     return Table("One conversation over chat completions", columns, [counts, *cells])
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kakeya.bench.gates import Gate, at_most
-from kakeya.bench.session_results import TAIL_LIMIT, TURNS_NEEDED, Turn as SessionTurn, aggregate
+from kakeya.bench.session_results import TAIL_LIMIT, Turn as SessionTurn, aggregate, prefill_gate
 from kakeya.bench.stats import ratio
 from kakeya.bench.turns_results import MATCHED, UNMATCHED, Turn, Turns, turns_results
 
@@ -54,13 +54,11 @@ def _compared(rows: Sequence[Row]) -> dict[str, float | None]:
     return {name: ratio(sides[UNMATCHED][name], sides[MATCHED][name]) for name in names}
 
 
-def http_session_gates(rows: Sequence[Row], limit: float = TAIL_LIMIT) -> tuple[Gate, ...]:
-    """The matched side must stay flat; no turn of either may fail."""
-    sides = {row["contestant"]: row["aggregate"] for row in rows}
-    matched = sides[MATCHED]
-    few = f"{matched['n_turns']} turns went well; {TURNS_NEEDED} are needed"
+def http_session_gates(results: Row, limit: float = TAIL_LIMIT) -> tuple[Gate, ...]:
+    """The matched side must stay flat, unless the machine was busy; no turn of either may fail."""
+    sides = {row["contestant"]: row["aggregate"] for row in results["contestants"]}
     return (
-        at_most("prefill_bounded", matched["tail_over_head"], limit, absent=few),
+        prefill_gate(sides[MATCHED], limit, results["bystanders_share"]),
         *(_error_gate(name, side) for name, side in sides.items()),
     )
 

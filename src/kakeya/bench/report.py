@@ -81,6 +81,16 @@ def check_output(path: Path) -> None:
         raise ConfigError(f"the report needs an existing directory to be written in, got {path}")
 
 
+def check_picture(path: Path | None) -> None:
+    """Refuse a picture that could not be written, before any time is spent. Raises ConfigError."""
+    if path is None:
+        return
+    if path.suffix != ".svg":
+        raise ConfigError(f"the picture must be named *.svg, got {path}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"the picture needs an existing directory to be written in, got {path}")
+
+
 def write_report(path: Path, report: Report, page: str) -> Path:
     """Write the JSON to `path` and its page beside it; returns the page's path.
 

@@ -147,7 +147,8 @@ class _Talk:
         self._turns: list[Turn] = []
         self._history = 0
         self._ended_by: str | None = None
-        self._bystanders = Bystanders([os.getpid(), *([] if pid is None else [pid])])
+        # A server whose process is not known would count as a bystander itself.
+        self._bystanders = None if pid is None else Bystanders([os.getpid(), pid])
         self._began = time.perf_counter()
 
     async def hold(self, progress: Progress, checkpoint: Callable[[dict[str, Any]], object]) -> None:
@@ -168,12 +169,12 @@ class _Talk:
 
     def findings(self) -> dict[str, Any]:
         """The report's results and gates as they are now."""
-        results, gates = session_results(self._turns, self._elapsed(), self._bench.limits)
+        others = None if self._bystanders is None else share_of(self._bystanders)
+        results, gates = session_results(self._turns, self._elapsed(), self._bench.limits, others)
         more = {
             "ended_by": self._ended_by,
             "abort_reason": self._interruption.reason,
             "sessions_opened": self._sessions_opened,
-            "bystanders_share": share_of(self._bystanders),
         }
         return {"results": {**more, **results}, "gates": gates}
 

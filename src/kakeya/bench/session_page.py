@@ -7,7 +7,7 @@ from kakeya.bench.chart import Series
 from kakeya.bench.curve import curve
 from kakeya.bench.page import Section, Table, picture, render_page
 from kakeya.bench.report import Report
-from kakeya.bench.session_results import BUCKET_SECONDS
+from kakeya.bench.session_results import BUCKET_SECONDS, RSS_TAIL, SETTLED_TURN
 
 TITLE = "Session benchmark"
 MIB = 2**20
@@ -39,7 +39,6 @@ def session_sections(results: Row) -> list[Section]:
 def summary_table(results: Row) -> Table:
     """The aggregate, in words."""
     total, kept = results["aggregate"], results["aggregate"]["kv_live_bytes"]
-    rss = total["server_rss"]
     aborted = results["abort_reason"] and f"aborted: {results['abort_reason']}"
     rows = [
         ("turns, and errors", f"{total['n_turns']:,}, {total['n_errors']:,}"),
@@ -51,10 +50,22 @@ def summary_table(results: Row) -> Table:
         ("latency, first turns / last turns, ms", _ends(total)),
         ("last over first", _number(total["tail_over_head"], "{:.3f}")),
         ("KV bytes, min / max", f"{_number(kept['min'])} / {_number(kept['max'])}"),
-        ("server memory, last over turn 20", _number(rss["last_over_settled"], "{:.4f}")),
-        ("its slope, KiB a minute", _number(_per_minute(rss["slope_bytes_per_s"]), "{:+,.1f}")),
+        *_memory_rows(total["server_rss"]),
+        ("share of the machine that others used", _number(results.get("bystanders_share"), "{:.1%}")),
     ]
     return Table("One session", ("what", "value"), rows)
+
+
+def _memory_rows(rss: Row) -> list[tuple[str, str]]:
+    """Older reports have neither peak nor tail."""
+    names = ("peak_over_settled", "tail_over_settled", "last_over_settled")
+    return [
+        (
+            f"server memory over turn {SETTLED_TURN}'s, peak / last {RSS_TAIL} turns / last turn",
+            " / ".join(_number(rss.get(name), "{:.4f}") for name in names),
+        ),
+        ("its slope, KiB a minute", _number(_per_minute(rss["slope_bytes_per_s"]), "{:+,.1f}")),
+    ]
 
 
 def bucket_table(buckets: Sequence[Row]) -> Table:

@@ -1,10 +1,11 @@
 """What `bench session` concludes from its turns: aggregate and gates. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from kakeya.bench.gates import Gate, at_most
+from kakeya.bench.overhead_results import BYSTANDERS_LIMIT
 from kakeya.bench.stats import percentile, ratio, slope
 
 KV_LIMIT = 0.10
@@ -15,7 +16,13 @@ ENDS = 50
 TURNS_NEEDED = 10
 # From this turn on the server has everything it needs, so that its memory is at rest.
 SETTLED_TURN = 20
+# Of so many samples the median is taken at the end: one spike or one late give-back does not move it.
+RSS_TAIL = 20
+# A spread of fewer would be 0 whatever they held.
+PLATEAU_TURNS_NEEDED = 2
 BUCKET_SECONDS = 600.0
+
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -109,9 +116,9 @@ def ends(good: Sequence[Turn]) -> tuple[float | None, float | None]:
 
 
 def kv_spread(good: Sequence[Turn]) -> float | None:
-    """(max − min) / max of the live bytes once tokens have left the window; None when none have."""
+    """(max − min) / max of the live bytes once tokens have left the window; None under 2 such turns."""
     kept = _numbers(_past_plateau(good), "kv_live_bytes")
-    if not any(kept):
+    if len(kept) < PLATEAU_TURNS_NEEDED or not any(kept):
         return None
     return (max(kept) - min(kept)) / max(kept)
 
@@ -121,14 +128,20 @@ def _past_plateau(good: Sequence[Turn]) -> list[Turn]:
 
 
 def rss_results(good: Sequence[Turn]) -> dict[str, float | None]:
-    """The server's resident memory once it has settled: ends, growth and slope."""
+    """The server's resident memory once it has settled: ends, peak, growth and slope.
+
+    The tail is the median of the last 20 samples after the settled one, fewer on short runs.
+    """
     seen = [turn for turn in good if turn.server_rss_bytes is not None][SETTLED_TURN - 1 :]
     points = [(turn.t_relative_s, float(turn.server_rss_bytes or 0)) for turn in seen]
     first, last = (points[0][1], points[-1][1]) if len(points) > 1 else (None, None)
+    sizes = [size for _, size in points]
     return {
         "settled_bytes": first,
         "last_bytes": last,
         "last_over_settled": ratio(last, first),
+        "peak_over_settled": ratio(max(sizes, default=None), first),
+        "tail_over_settled": ratio(percentile(sizes[1:][-RSS_TAIL:], 50), first),
         "slope_bytes_per_s": slope(points),
     }
 
@@ -155,34 +168,55 @@ def _bucket(place: int, turns: Sequence[Turn]) -> dict[str, Any]:
     }
 
 
-def session_gates(turns: Sequence[Turn], summary: dict[str, Any], limits: Limits) -> tuple[Gate, ...]:
-    """Bounded memory, bounded turns, and no turn that failed."""
-    few = f"{summary['n_turns']} turns went well; {TURNS_NEEDED} are needed"
+def session_gates(
+    turns: Sequence[Turn], summary: Row, limits: Limits, others: float | None
+) -> tuple[Gate, ...]:
+    """Bounded memory, bounded turns, and no turn that failed. `others` used that share of the machine."""
     unseen = f"the server's memory was not seen in more than {SETTLED_TURN} turns"
     errors = float(summary["n_errors"]) if turns else None
     return (
         _kv_gate(turns, summary, limits.kv),
-        at_most("prefill_bounded", summary["tail_over_head"], limits.tail, absent=few),
-        at_most("rss_bounded", summary["server_rss"]["last_over_settled"], limits.rss, absent=unseen),
+        prefill_gate(summary, limits.tail, others),
+        at_most("rss_bounded", summary["server_rss"]["tail_over_settled"], limits.rss, absent=unseen),
         at_most("errors", errors, 0, absent="there was no turn"),
     )
 
 
-def _kv_gate(turns: Sequence[Turn], summary: dict[str, Any], limit: float) -> Gate:
+def prefill_gate(summary: Row, limit: float, others: float | None) -> Gate:
+    """The last turns may take `limit` of the first ones; judged unless the machine is known to be busy."""
+    value = summary["tail_over_head"]
+    absent = f"{summary['n_turns']} turns went well; {TURNS_NEEDED} are needed"
+    if others is not None and others > BYSTANDERS_LIMIT:
+        value, absent = None, f"others used {others:.0%} of the machine, so ratios mean nothing"
+    return at_most("prefill_bounded", value, limit, absent=absent)
+
+
+def _kv_gate(turns: Sequence[Turn], summary: Row, limit: float) -> Gate:
     good = [turn for turn in turns if turn.ok]
-    kept = _numbers(_past_plateau(good) or good, "kv_live_bytes")
+    past = _past_plateau(good)
+    kept = _numbers(past or good, "kv_live_bytes")
     if kept and not any(kept):
         zeros = "kv_live_bytes is 0 in every turn: nothing was held, or nothing was measured"
         return Gate("kv_bounded", 0.0, "at most", limit, False, zeros)
-    empty = "the window never filled" if good else "no turn went well"
-    return at_most("kv_bounded", summary["kv_spread_after_plateau"], limit, absent=empty)
+    absent = "the window never filled" if good else "no turn went well"
+    if past:
+        absent = f"the window was full in fewer than {PLATEAU_TURNS_NEEDED} turns"
+    return at_most("kv_bounded", summary["kv_spread_after_plateau"], limit, absent=absent)
 
 
 def session_results(
-    turns: Sequence[Turn], duration_s: float, limits: Limits
+    turns: Sequence[Turn], duration_s: float, limits: Limits, others: float | None
 ) -> tuple[dict[str, Any], tuple[Gate, ...]]:
-    """The aggregate with the verdicts in it, and the gates themselves."""
+    """The aggregate with the verdicts in it, and the gates themselves.
+
+    `others` is the share of the machine that they used; None when it is not known.
+    """
     summary = aggregate(turns, duration_s)
-    gates = session_gates(turns, summary, limits)
+    gates = session_gates(turns, summary, limits, others)
     verdicts = {gate.name: gate.passed for gate in gates if gate.name.endswith("_bounded")}
-    return {"aggregate": {**summary, **verdicts}, "turns": [turn.to_dict() for turn in turns]}, gates
+    results = {
+        "bystanders_share": others,
+        "aggregate": {**summary, **verdicts},
+        "turns": [turn.to_dict() for turn in turns],
+    }
+    return results, gates

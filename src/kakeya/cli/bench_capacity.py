@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kakeya.bench.capacity_results import RSS_LIMIT
-from kakeya.bench.report import check_output, write_picture
+from kakeya.bench.report import check_output, check_picture
 from kakeya.cli import options
 from kakeya.cli.bench_common import (
+    Drawing,
     EngineOptions,
     Json,
     Output,
@@ -103,6 +104,7 @@ def capacity(context: typer.Context, given: CapacityOptions) -> None:
     """Climb, write the report, show the tables; exit 1 when a gate failed."""
     asked = _with_preset(context, given)
     check_output(asked.output)
+    check_picture(asked.picture)
     bench, screen = asked.bench(), Screen()
     fetch(screen, asked.model)
     from kakeya.bench.capacity import run
@@ -110,10 +112,9 @@ def capacity(context: typer.Context, given: CapacityOptions) -> None:
 
     with timed_progress(screen) as progress:
         report = run(bench, progress, lambda partial: write(asked.output, partial, capacity_page))
-    if asked.picture is not None:
-        write_picture(asked.picture, capacity_picture(report.results))
     tables = [section.table for section in capacity_sections(report.results)]
-    conclude(screen, asked.output, report, capacity_page, tables, as_json=asked.as_json)
+    drawing = Drawing(asked.picture, capacity_picture)
+    conclude(screen, asked.output, report, capacity_page, tables, drawing, as_json=asked.as_json)
 
 
 def _with_preset(context: typer.Context, given: CapacityOptions) -> CapacityOptions:

@@ -1,16 +1,16 @@
 """What the verbs of `kakeya bench` share: options, progress, and how a report is concluded."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     TaskProgressColumn,
     TextColumn,
@@ -21,7 +21,7 @@ from rich.table import Table as RichTable
 
 from kakeya.bench.gates import Gate
 from kakeya.bench.page import Table
-from kakeya.bench.report import Report, write_report
+from kakeya.bench.report import Report, write_picture, write_report
 from kakeya.cli import options
 from kakeya.cli.console import FetchBar, Screen
 from kakeya.config import DEFAULT_MODEL, CacheConfig, EngineConfig
@@ -33,6 +33,8 @@ Output = Annotated[Path, typer.Option(help="The report; its HTML page is written
 Json = Annotated[bool, typer.Option("--json", help="Print the report itself on stdout.")]
 
 PIPE_WIDTH = 160
+# The time left is estimated from so much of the past: minutes may pass between two signs of progress.
+SPEED_SECONDS = 600.0
 _STYLES = {True: "green", False: "bold red", None: "dim"}
 
 
@@ -65,23 +67,20 @@ class EngineOptions:
         )
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """Where a picture of the results goes, if one was asked for, and who draws it."""
+
+    path: Path | None
+    draw: Callable[[Mapping[str, Any]], str]
+
+
 def fetch(screen: Screen, model: str) -> None:
     """Have the model before the clock starts. Raises what resolving raises."""
     from kakeya.models.catalogue import resolve
 
     with FetchBar(screen) as progress:
         resolve(model, progress)
-
-
-@contextmanager
-def counted_progress(screen: Screen, pieces_of_work: int) -> Iterator[Callable[[str], None]]:
-    """A bar over known pieces of work; call with each piece as it begins."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(
-        *columns, console=screen.err, transient=True, disable=not screen.err.is_terminal
-    ) as progress:
-        task = progress.add_task("", total=pieces_of_work, completed=-1)
-        yield lambda work: progress.update(task, advance=1, description=work)
 
 
 @contextmanager
@@ -96,10 +95,22 @@ def timed_progress(screen: Screen) -> Iterator[Callable[[float, str], None]]:
         TextColumn("{task.description}"),
     )
     with Progress(
-        *columns, console=screen.err, transient=True, disable=not screen.err.is_terminal
+        *columns,
+        console=screen.err,
+        transient=True,
+        disable=not screen.err.is_terminal,
+        speed_estimate_period=SPEED_SECONDS,
     ) as progress:
         task = progress.add_task("", total=1.0)
         yield lambda done, work: progress.update(task, completed=done, description=work)
+
+
+@contextmanager
+def counted_progress(screen: Screen, pieces_of_work: int) -> Iterator[Callable[[str], None]]:
+    """The same bar over known pieces of work; call with each piece as it begins."""
+    begun = count()
+    with timed_progress(screen) as progress:
+        yield lambda work: progress(next(begun) / pieces_of_work, work)
 
 
 def numbers(name: str, text: str) -> tuple[int, ...]:
@@ -123,17 +134,37 @@ def conclude(
     report: Report,
     page: Callable[[Report], str],
     tables: Sequence[Table],
+    drawing: Drawing | None = None,
     *,
     as_json: bool,
 ) -> None:
-    """Write the report, show it, and exit with the verdict of its gates."""
+    """Write the report, draw its picture, show it, and exit with the verdict of its gates.
+
+    A picture that fails is named on stderr and makes the exit status 1; it costs nothing else.
+    """
     page_path = write(output, report, page)
+    failure = "" if drawing is None else _draw(drawing, report)
     if as_json:
         screen.line(report.to_json().rstrip())
     else:
         _show(screen, *map(_rich, tables), _rich_gates(report.gates))
     screen.notice(f"report: {output}, page: {page_path}")
-    raise typer.Exit(report.exit_status)
+    if failure:
+        screen.notice(failure, style="bold red")
+    raise typer.Exit(1 if failure else report.exit_status)
+
+
+def _draw(drawing: Drawing, report: Report) -> str:
+    """Write the picture, if one was asked for; what went wrong, or nothing."""
+    if drawing.path is None:
+        return ""
+    try:
+        write_picture(drawing.path, drawing.draw(report.results))
+    except ConfigError as error:
+        return str(error)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        return f"cannot draw the picture from these results: {type(error).__name__} {error}"
+    return ""
 
 
 def show_tables(screen: Screen, tables: Sequence[Table]) -> None:

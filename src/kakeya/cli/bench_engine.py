@@ -5,9 +5,19 @@ from typing import Annotated
 
 import typer
 
-from kakeya.bench.report import check_output, write_picture
+from kakeya.bench.report import check_output, check_picture
 from kakeya.cli import options
-from kakeya.cli.bench_common import Json, Output, Quick, Repeats, conclude, counted_progress, fetch, write
+from kakeya.cli.bench_common import (
+    Drawing,
+    Json,
+    Output,
+    Quick,
+    Repeats,
+    conclude,
+    counted_progress,
+    fetch,
+    write,
+)
 from kakeya.cli.console import Screen
 from kakeya.config import DEFAULT_MODEL, CacheConfig, EngineConfig
 from kakeya.errors import ConfigError
@@ -48,6 +58,7 @@ def engine(
     if repeats < 1:
         raise ConfigError(f"repeats must be at least 1, got {repeats}")
     check_output(output)
+    check_picture(picture)
     screen = Screen()
     fetch(screen, model)
     from kakeya.bench.engine import EngineBench, run
@@ -58,7 +69,6 @@ def engine(
     bench = EngineBench(model, config, plan, peers)
     with counted_progress(screen, bench.pieces_of_work) as announce:
         report = run(bench, announce, lambda partial: write(output, partial, engine_page))
-    if picture is not None:
-        write_picture(picture, history_picture(report.results))
     tables = [section.table for section in engine_sections(report.results)]
-    conclude(screen, output, report, engine_page, tables, as_json=as_json)
+    drawing = Drawing(picture, history_picture)
+    conclude(screen, output, report, engine_page, tables, drawing, as_json=as_json)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kakeya.bench.gpu_results import Part
-from kakeya.bench.report import check_output, write_picture
-from kakeya.cli.bench_common import Json, Output, conclude, timed_progress, write
+from kakeya.bench.report import check_output, check_picture
+from kakeya.cli.bench_common import Drawing, Json, Output, conclude, timed_progress, write
 from kakeya.cli.command import command_of
 from kakeya.cli.console import Screen
 from kakeya.errors import ConfigError
@@ -59,12 +59,9 @@ class GpuOptions:
     def check(self) -> None:
         """Refuse what cannot be, before any time is spent. Raises ConfigError."""
         check_output(self.output)
-        if self.picture is None:
-            return
-        if self.part and Part.STEPS not in self.part:
+        check_picture(self.picture)
+        if self.picture is not None and self.part and Part.STEPS not in self.part:
             raise ConfigError("--picture draws the part steps, which was not asked for")
-        if not self.picture.parent.is_dir():
-            raise ConfigError(f"the picture needs an existing directory to be written in, got {self.picture}")
 
     def bench(self) -> "GpuBench":
         """The benchmark's settings. Raises ConfigError, also where there is no such device."""
@@ -88,7 +85,6 @@ def gpu(context: typer.Context, options: GpuOptions) -> None:
 
     with timed_progress(screen) as progress:
         report = run(bench, progress, lambda partial: write(options.output, partial, gpu_page))
-    if options.picture is not None and report.results["steps"]:
-        write_picture(options.picture, gpu_picture(report.results))
     tables = [section.table for section in gpu_sections(report.results)]
-    conclude(screen, options.output, report, gpu_page, tables, as_json=options.as_json)
+    drawing = Drawing(options.picture, gpu_picture)
+    conclude(screen, options.output, report, gpu_page, tables, drawing, as_json=options.as_json)

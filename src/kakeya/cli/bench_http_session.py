@@ -6,9 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kakeya.bench.report import check_output, write_picture
+from kakeya.bench.report import check_output, check_picture
 from kakeya.bench.session_results import TAIL_LIMIT
-from kakeya.cli.bench_common import EngineOptions, Json, Output, conclude, fetch, timed_progress, write
+from kakeya.cli.bench_common import (
+    Drawing,
+    EngineOptions,
+    Json,
+    Output,
+    conclude,
+    fetch,
+    timed_progress,
+    write,
+)
 from kakeya.cli.bench_turns import TALK, CheckpointEvery, MaxTokens, MessageTokens, Seed
 from kakeya.cli.command import command_of
 from kakeya.cli.console import Screen
@@ -73,6 +82,7 @@ class HttpSessionOptions(EngineOptions):
 def http_session(context: typer.Context, options: HttpSessionOptions) -> None:
     """Talk, write the report, show the tables; exit 1 when a gate failed."""
     check_output(options.output)
+    check_picture(options.picture)
     bench, screen = options.bench(), Screen()
     fetch(screen, options.model)
     from kakeya.bench.http_session import run
@@ -84,7 +94,6 @@ def http_session(context: typer.Context, options: HttpSessionOptions) -> None:
 
     with timed_progress(screen) as progress:
         report = run(bench, progress, lambda partial: write(options.output, partial, http_session_page))
-    if options.picture is not None:
-        write_picture(options.picture, http_session_picture(report.results))
     tables = [section.table for section in http_session_sections(report.results)]
-    conclude(screen, options.output, report, http_session_page, tables, as_json=options.as_json)
+    drawing = Drawing(options.picture, http_session_picture)
+    conclude(screen, options.output, report, http_session_page, tables, drawing, as_json=options.as_json)

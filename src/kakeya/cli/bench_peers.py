@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kakeya.bench.report import check_output, write_picture
+from kakeya.bench.report import check_output, check_picture
 from kakeya.bench.turns_results import RESPONSES
 from kakeya.cli.bench_common import (
+    Drawing,
     EngineOptions,
     Json,
     Output,
@@ -105,6 +106,7 @@ def _given(number: int | None, otherwise: int) -> int:
 def peers(context: typer.Context, options: PeersOptions) -> None:
     """Measure, write the report, show the tables; exit 1 when a gate failed."""
     check_output(options.output)
+    check_picture(options.picture)
     screen = Screen()
     bench = options.bench(fetched_model(screen, options.model))
     from kakeya.bench.comparison import run
@@ -112,7 +114,6 @@ def peers(context: typer.Context, options: PeersOptions) -> None:
 
     with timed_progress(screen) as progress:
         report = run(bench, progress, lambda partial: write(options.output, partial, comparison_page))
-    if options.picture is not None:
-        write_picture(options.picture, comparison_picture(report.results))
     table = comparison_table(report.results)
-    conclude(screen, options.output, report, comparison_page, [table], as_json=options.as_json)
+    drawing = Drawing(options.picture, comparison_picture)
+    conclude(screen, options.output, report, comparison_page, [table], drawing, as_json=options.as_json)

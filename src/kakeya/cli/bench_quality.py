@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kakeya.bench.quality_results import DEFAULT, Part
-from kakeya.bench.report import check_output, write_picture
+from kakeya.bench.report import check_output, check_picture
 from kakeya.cli import options
-from kakeya.cli.bench_common import Json, Output, Quick, conclude, fetch, numbers, timed_progress, write
+from kakeya.cli.bench_common import (
+    Drawing,
+    Json,
+    Output,
+    Quick,
+    conclude,
+    fetch,
+    numbers,
+    timed_progress,
+    write,
+)
 from kakeya.cli.command import command_of
 from kakeya.cli.console import Screen
 from kakeya.config import DEFAULT_MODEL, EngineConfig
@@ -91,10 +101,9 @@ class QualityOptions:
     def check(self) -> None:
         """Refuse what cannot be, before anything is fetched. Raises ConfigError."""
         check_output(self.output)
+        check_picture(self.picture)
         if self.picture is not None and Part.MEMORY not in self.parts:
             raise ConfigError("--picture draws the part memory, which was not asked for")
-        if self.picture is not None and not self.picture.parent.is_dir():
-            raise ConfigError(f"the picture needs an existing directory to be written in, got {self.picture}")
         self.engine_config()
         if Part.MEMORY in self.parts:
             self.memory()
@@ -153,10 +162,9 @@ def quality(context: typer.Context, asked: QualityOptions) -> None:
 
     with timed_progress(screen) as progress:
         report = run(bench, progress, lambda partial: write(asked.output, partial, quality_page))
-    if asked.picture is not None:
-        write_picture(asked.picture, quality_picture(report.results))
     tables = [section.table for section in quality_sections(report.results)]
-    conclude(screen, asked.output, report, quality_page, tables, as_json=asked.as_json)
+    drawing = Drawing(asked.picture, quality_picture)
+    conclude(screen, asked.output, report, quality_page, tables, drawing, as_json=asked.as_json)
 
 
 def _text(screen: Screen, asked: QualityOptions) -> "LongText":

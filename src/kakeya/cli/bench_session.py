@@ -6,9 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kakeya.bench.report import check_output, write_picture
+from kakeya.bench.report import check_output, check_picture
 from kakeya.bench.session_results import KV_LIMIT, RSS_LIMIT, TAIL_LIMIT, Limits
-from kakeya.cli.bench_common import EngineOptions, Json, Output, conclude, fetch, timed_progress, write
+from kakeya.cli.bench_common import (
+    Drawing,
+    EngineOptions,
+    Json,
+    Output,
+    conclude,
+    fetch,
+    timed_progress,
+    write,
+)
 from kakeya.cli.command import command_of
 from kakeya.cli.console import Screen
 
@@ -66,7 +75,7 @@ class SessionOptions(EngineOptions):
         float, typer.Option(help="The last turns' latency over the first ones'.", rich_help_panel=_GATES)
     ] = TAIL_LIMIT
     rss_limit: Annotated[
-        float, typer.Option(help="The server's memory, last turn over turn 20.", rich_help_panel=_GATES)
+        float, typer.Option(help="The server's memory, median of the last 20 turns over turn 20.", rich_help_panel=_GATES)
     ] = RSS_LIMIT
 
     def bench(self) -> "SessionBench":
@@ -94,6 +103,7 @@ class SessionOptions(EngineOptions):
 def session(context: typer.Context, options: SessionOptions) -> None:
     """Talk, write the report, show the tables; exit 1 when a gate failed."""
     check_output(options.output)
+    check_picture(options.picture)
     bench, screen = options.bench(), Screen()
     if options.grpc_address is None:
         fetch(screen, options.model)
@@ -102,7 +112,6 @@ def session(context: typer.Context, options: SessionOptions) -> None:
 
     with timed_progress(screen) as progress:
         report = run(bench, progress, lambda partial: write(options.output, partial, session_page))
-    if options.picture is not None:
-        write_picture(options.picture, session_picture(report.results))
     tables = [section.table for section in session_sections(report.results)]
-    conclude(screen, options.output, report, session_page, tables, as_json=options.as_json)
+    drawing = Drawing(options.picture, session_picture)
+    conclude(screen, options.output, report, session_page, tables, drawing, as_json=options.as_json)

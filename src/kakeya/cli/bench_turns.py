@@ -6,9 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kakeya.bench.report import check_output, write_picture
+from kakeya.bench.report import check_output, check_picture
 from kakeya.bench.turns_results import FLAT_LIMIT, MATCHED, RESPONSES, UNMATCHED
-from kakeya.cli.bench_common import EngineOptions, Json, Output, conclude, fetch, timed_progress, write
+from kakeya.cli.bench_common import (
+    Drawing,
+    EngineOptions,
+    Json,
+    Output,
+    conclude,
+    fetch,
+    timed_progress,
+    write,
+)
 from kakeya.cli.command import command_of
 from kakeya.cli.console import Screen
 
@@ -92,6 +101,7 @@ class TurnsOptions(EngineOptions):
 def turns(context: typer.Context, options: TurnsOptions) -> None:
     """Talk, write the report, show the tables; exit 1 when a gate failed."""
     check_output(options.output)
+    check_picture(options.picture)
     screen = Screen()
     bench = options.bench(fetched_model(screen, options.model))
     from kakeya.bench.turns import run
@@ -99,10 +109,9 @@ def turns(context: typer.Context, options: TurnsOptions) -> None:
 
     with timed_progress(screen) as progress:
         report = run(bench, progress, lambda partial: write(options.output, partial, turns_page))
-    if options.picture is not None:
-        write_picture(options.picture, turns_picture(report.results))
     tables = [section.table for section in turns_sections(report.results)]
-    conclude(screen, options.output, report, turns_page, tables, as_json=options.as_json)
+    drawing = Drawing(options.picture, turns_picture)
+    conclude(screen, options.output, report, turns_page, tables, drawing, as_json=options.as_json)
 
 
 def fetched_model(screen: Screen, model: str) -> Path:
