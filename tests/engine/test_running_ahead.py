@@ -17,6 +17,7 @@ from support.oracle import Oracle
 from support.turns import GREEDY, say, tokens_of
 
 PROMPT = [5, 9, 22, 13, 7]
+LONG = 300
 PATIENT = 16  # spare slots for a whole answer, so that the engine never waits for a slow reader
 MakeAhead = Callable[..., tuple[Engine, "Watched"]]
 
@@ -177,3 +178,41 @@ def test_without_spare_slots_nothing_runs_ahead_of_its_reader(make_ahead: MakeAh
     engine, backend = make_ahead(spare=0)
     assert say(engine, engine.open("someone", []), PROMPT, 8) == oracle.greedy(PROMPT, 8, 2, 8)
     assert backend.pending_rows == 0
+
+
+def test_a_repeated_step_that_failed_is_run_again_where_it_was(
+    make_ahead: MakeAhead, make_engine: Callable[[], Engine]
+) -> None:
+    engine, backend = make_ahead(spare=LONG)
+    # Alone it would fail its request, so there are two; the failure comes once, when steps repeat each other.
+    failures = iter([True])
+    backend.spoil = lambda step, segments: (
+        len(segments) == 2 and backend.repeated_steps >= 3 and next(failures, False)
+    )
+    assert answers_of_two(engine) == answers_of_two(make_engine())
+    assert next(failures, None) is None
+
+
+def test_a_step_that_cannot_be_repeated_is_run_again(
+    make_ahead: MakeAhead, make_engine: Callable[[], Engine]
+) -> None:
+    engine, backend = make_ahead(spare=LONG)
+    follow, refusals = backend.follow, iter([True])
+
+    def refuse_once(step: LaunchedStep) -> LaunchedStep:
+        if len(backend.launched[-1]) == 2 and next(refusals, False):
+            raise RuntimeError("not now")
+        return follow(step)
+
+    backend.follow = refuse_once  # type: ignore[method-assign]
+    assert answers_of_two(engine) == answers_of_two(make_engine())
+    assert next(refusals, None) is None
+
+
+def answers_of_two(engine: Engine) -> list[list[int]]:
+    """Long enough that the second is there long before the first has ended."""
+    sequences = [engine.open("someone", []) for _ in range(2)]
+    for sequence, prompt in zip(sequences, ([5, 9, 22], [13, 7, 40]), strict=True):
+        engine.append(sequence, prompt)
+    streams = [engine.generate(sequence, LONG, GREEDY) for sequence in sequences]
+    return [tokens_of(stream) for stream in streams]

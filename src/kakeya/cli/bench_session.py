@@ -75,7 +75,8 @@ class SessionOptions(EngineOptions):
         float, typer.Option(help="The last turns' latency over the first ones'.", rich_help_panel=_GATES)
     ] = TAIL_LIMIT
     rss_limit: Annotated[
-        float, typer.Option(help="The server's memory, median of the last 20 turns over turn 20.", rich_help_panel=_GATES)
+        float,
+        typer.Option(help="The server's memory: last 20 turns over turn 20.", rich_help_panel=_GATES),
     ] = RSS_LIMIT
 
     def bench(self) -> "SessionBench":

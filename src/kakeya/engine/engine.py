@@ -7,7 +7,8 @@ step is launched before the last one is judged, and computed while its tokens ar
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence as Tokens
+from collections.abc import Callable, Iterable, Iterator, Sequence as Tokens
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -232,10 +233,11 @@ class Engine:
         if not segments:
             return None
         for segment in segments:
-            segment.sequence.slab.reserve(segment.rows)
             if segment.logit_rows:
                 request_of(segment.sequence).in_flight += 1
         try:
+            for segment in segments:
+                segment.sequence.slab.reserve(segment.rows)
             requests = [r for s in segments for r in sample_requests(s, self._config.cache.capacity)]
         except Exception as error:
             return _Step(segments, Failed(error), may_be_followed=False)
@@ -363,14 +365,25 @@ class Engine:
 
     def _fork(self, sequence: Sequence) -> Sequence:
         copy = self._open(self._resting(sequence).owner, tuple(sequence.eos_token_ids), sequence.slab.sink)
-        copy.copy_from(sequence)
+        with self._released_on_failure(copy):
+            copy.copy_from(sequence)
         return copy
 
     def _import(self, state: SequenceState, owner: str) -> Sequence:
         sequence = self._open(owner, state.eos_token_ids, state.sink)
-        restore(sequence, state)
-        sequence.draft = self._drafter.restore(state.draft)
+        with self._released_on_failure(sequence):
+            restore(sequence, state)
+            sequence.draft = self._drafter.restore(state.draft)
         return sequence
+
+    @contextmanager
+    def _released_on_failure(self, fresh: Sequence) -> Iterator[None]:
+        """A sequence that nobody gets to know must not keep its slab."""
+        try:
+            yield
+        except BaseException:
+            self._backend.pool.release(fresh.slab)
+            raise
 
     def _close(self, sequence: Sequence) -> int:
         if self._settled(sequence).request is not None:

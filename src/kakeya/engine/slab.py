@@ -107,9 +107,10 @@ class SlabPool:
             )
         if not self._free:
             raise ResourceExhausted(f"no free slab: all {self.storage.shape[0]} sessions are in use")
-        slab = KVSlab(self, self._free.pop(), sink)
+        slab = KVSlab(self, self._free[-1], sink)
         # Nothing of the last session may be left, not even where no mask would let it through.
         slab.storage.zero_()
+        self._free.pop()
         return slab
 
     def release(self, slab: "KVSlab") -> None:

@@ -311,3 +311,15 @@ def test_scoring_between_steps_disturbs_nobody(tiny_llama: Path) -> None:
     engine.shutdown()
     assert tokens == alone
     assert all(torch.equal(each, scored[0]) for each in scored)
+
+
+@pytest.mark.parametrize("tiny_number", [{"top_p": 1e-50}, {"temperature": 1e-40}])
+def test_numbers_too_small_for_float32_take_the_best_token(
+    tiny_llama: Path, tiny_number: dict[str, float]
+) -> None:
+    sampling = SamplingParams(**{"temperature": 1.0, "seed": 4} | tiny_number)
+    engines = both_engines(tiny_llama, tiny.engine_config())
+    said = [say(engine, engine.open("someone", []), PROMPTS[0], 12, sampling) for engine in engines]
+    for engine in engines:
+        engine.shutdown()
+    assert said[0] == said[1]

@@ -118,7 +118,10 @@ class CudaBackend:
         step = self._arranger.arrange(tables, [segment], segment.rows, captured=False)
         self._tables.send(tables, (), step.shape)
         self._decoder.run(step)
-        return torch.cat([logits.to("cpu", copy=True) for _, logits in self._logits(step, segment.rows)])
+        scores = torch.empty(segment.rows, self.vocab_size)
+        for first, logits in self._logits(step, segment.rows):
+            scores[first : first + len(logits)] = logits
+        return scores
 
     def _fetched(self, count: int) -> ChosenTokens:
         """What the step that was just launched chooses, as soon as it has."""

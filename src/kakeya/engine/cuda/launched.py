@@ -51,7 +51,7 @@ class HostRows:
     def sampled(self) -> Iterator[tuple[int, TokenEvent]]:
         """The row's place among all and its token. Waits for the device. Raises what sampling raises."""
         if self._requests:
-            logits = torch.cat(self._parts).cpu()
+            logits = torch.cat([part.cpu() for part in self._parts])
             yield from zip(self._requests, sample(logits, list(self._requests.values())), strict=True)
 
 

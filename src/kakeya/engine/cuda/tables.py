@@ -25,6 +25,7 @@ Int32Array = npt.NDArray[np.int32]
 # At most two steps are in flight, and a third may be filled meanwhile.
 BUFFERS = 3
 _TILE_FIELDS = 2
+_TINY = float(np.finfo(np.float32).tiny)
 _SINGLE_COLUMNS = ("token_ids", "slabs", "positions", "sinks", "choice_positions")
 
 
@@ -177,10 +178,12 @@ class HostTables:
     def fill_choices(self, params: Sequence[SamplingParams]) -> None:
         """How each row of logits is sampled; the rows beyond are greedy, which is the least work."""
         count = len(params)
-        self.floats("temperature")[:count] = [each.temperature for each in params]
+        # What float32 cannot hold takes the best token: by the temperature 0, by the least top-p there is.
+        temperatures = [each.temperature if each.temperature >= _TINY else 0.0 for each in params]
+        self.floats("temperature")[:count] = temperatures
         self.floats("temperature")[count:] = 0.0
         self.table("top_k")[:count] = [each.top_k for each in params]
-        self.floats("top_p")[:count] = [each.top_p for each in params]
+        self.floats("top_p")[:count] = [max(each.top_p, _TINY) for each in params]
         self.floats("min_p")[:count] = [each.min_p for each in params]
         seeds = np.array([each.seed for each in params], dtype=np.uint64)
         self.table("seed").view(np.int64)[:count] = seeds.view(np.int64)

@@ -200,7 +200,8 @@ class GpuKernels(Protocol):
         rows: RowTable,
         shape: AttentionShape,
     ) -> None:
-        """Only the storing half of decode_attention, with the same bits. At most spare + 1 rows a session."""
+        """Only the storing half of decode_attention, with the same bits. Of a session at most as many rows as
+        displace nothing that the first of them sees: spare + 1, or up to the end of the first lap."""
         ...
 
     def prompt_attention(
