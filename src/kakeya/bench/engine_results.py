@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kakeya.bench.gates import Gate, at_least, at_most
+from kakeya.bench.gates import BYSTANDERS_LIMIT, Gate, at_least, at_most
 from kakeya.bench.plan import Case, DecodeCase, PromptCase, Speeds
 from kakeya.bench.stats import Samples, ratio, ratio_of_medians
 
@@ -20,8 +20,6 @@ START_LIMIT_SECONDS = 5.0
 FIRST_TOKEN_LIMIT_SECONDS = 1.0
 # What we may use of one core while the peer is timed.
 QUIET_LIMIT = 0.05
-# What everybody else may use of the whole machine while anything is timed.
-BYSTANDERS_LIMIT = 0.05
 
 NOT_MEASURED = "not measured in this run"
 NO_PEER = "no peer in this run: use --peers"

@@ -7,6 +7,9 @@ from typing import Literal
 
 Direction = Literal["at least", "at most"]
 
+# What everybody else may use of the machine while anything is timed.
+BYSTANDERS_LIMIT = 0.05
+
 
 @dataclass(frozen=True)
 class Gate:

@@ -4,15 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kakeya.bench.gates import Gate, at_least, at_most
+from kakeya.bench.gates import BYSTANDERS_LIMIT, Gate, at_least, at_most
 from kakeya.bench.stats import Samples, ratio_of_medians
 
 ENGINE, GRPC, HTTP = "engine", "gRPC", "HTTP"
 # A turn goes on from a history that is computed already; a request begins with nothing, prompt and all.
 TURN, REQUEST = "turn", "request"
 KEPT_LIMIT = 0.95
-# What everybody else may use of the machine while anything is timed.
-BYSTANDERS_LIMIT = 0.05
 
 # Who can do which work: completions over HTTP know no session that could hold a history.
 FRONT_ENDS = ((GRPC, TURN), (GRPC, REQUEST), (HTTP, REQUEST))

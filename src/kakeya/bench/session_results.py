@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kakeya.bench.gates import Gate, at_most
-from kakeya.bench.overhead_results import BYSTANDERS_LIMIT
+from kakeya.bench.gates import BYSTANDERS_LIMIT, Gate, at_most
 from kakeya.bench.stats import percentile, ratio, slope
 
 KV_LIMIT = 0.10

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kakeya.bench.gates import Gate, at_most
+from kakeya.bench.gates import BYSTANDERS_LIMIT, Gate, at_most
 from kakeya.bench.stats import percentile, ratio
 
 RESPONSES, MATCHED, UNMATCHED = "Responses", "chat matched", "chat unmatched"
@@ -15,7 +15,6 @@ OURS = (*FLAT, UNMATCHED)
 
 FLAT_LIMIT = 1.05
 COMPUTED_LIMIT = 1.10
-BYSTANDERS_LIMIT = 0.05
 # How many turns make the head and the tail of a run, and how many there must be at all.
 ENDS = 20
 TURNS_NEEDED = 10

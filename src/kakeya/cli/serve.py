@@ -105,7 +105,8 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
 
         with FetchBar(screen) as progress:
             path = resolve(options.model, progress)
-        from kakeya.engine.opening import chosen_backend, room_for_sessions, slab_geometry
+        from kakeya.engine.opening import chosen_backend, room_for_sessions
+        from kakeya.engine.slab import slab_geometry
         from kakeya.models.checkpoint import open_checkpoint
         from kakeya.runtime import Runtime
 

@@ -10,9 +10,8 @@ PENDING = -1
 """In place of a token: the one that the step before, not read yet, chooses for this sequence."""
 
 
-@dataclass(
-    slots=True, eq=False
-)  # not frozen, which would make it dearer: every session has one in every step
+# Not frozen, which would make it dearer: every session has one in every step.
+@dataclass(slots=True, eq=False)
 class Segment:
     """Consecutive rows of one sequence: a prefill block, or its newest token and the draft after it."""
 

@@ -289,14 +289,16 @@ class Engine:
         sequence.tokens.append(token.token_id)
         request.in_flight -= 1
         request.emit(token, self._observer)
-        if token.token_id in sequence.eos_token_ids:
+        self._finish_if_last(sequence, request, token)
+        if request.finished:
+            sequence.slab.written = computed
+            self._settled(sequence)
+
+    def _finish_if_last(self, sequence: Sequence, request: Request, token: TokenEvent) -> None:
+        if is_last(token.token_id, sequence.eos_token_ids, request.constraint):
             request.finish(StopReason.EOS)
         elif request.emitted == request.max_tokens:
             request.finish(StopReason.MAX_TOKENS)
-        else:
-            return
-        sequence.slab.written = computed
-        self._settled(sequence)
 
     def _judge_segment(
         self, segment: Segment, sampled: Tokens[TokenEvent], result: StepResult, row: int
@@ -327,10 +329,8 @@ class Engine:
         for token in chosen:
             sequence.tokens.append(token.token_id)
             request.emit(token, self._observer)
-        if chosen and is_last(chosen[-1].token_id, sequence.eos_token_ids, request.constraint):
-            request.finish(StopReason.EOS)
-        elif request.emitted == request.max_tokens:
-            request.finish(StopReason.MAX_TOKENS)
+        if chosen:
+            self._finish_if_last(sequence, request, chosen[-1])
         self._settled(sequence)
 
     # What the calls do.

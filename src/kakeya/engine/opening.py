@@ -11,7 +11,7 @@ from kakeya.engine.cuda.backend import CudaBackend
 from kakeya.engine.cuda.memory import device_memory
 from kakeya.engine.cuda.weights import load_weights
 from kakeya.engine.runner import Backend, CpuBackend
-from kakeya.engine.slab import CPU, SlabGeometry, SlabPool, free_memory
+from kakeya.engine.slab import CPU, SlabPool, free_memory, slab_geometry
 from kakeya.errors import ConfigError
 from kakeya.kernels.gpu import GpuKernels, load_gpu_kernels
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
@@ -52,11 +52,6 @@ def room_for_sessions(model: ModelConfig, config: EngineConfig) -> int:
     if config.backend is not BackendChoice.CUDA:
         return free_memory(CPU)
     return device_memory(model, config).room(free_memory(CUDA))
-
-
-def slab_geometry(model: ModelConfig, config: EngineConfig) -> SlabGeometry:
-    """The slabs that `model` needs."""
-    return SlabGeometry(model.num_layers, model.num_kv_heads, model.head_dim, config.cache, config.dtype)
 
 
 def open_backend(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:

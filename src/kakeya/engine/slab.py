@@ -19,12 +19,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kakeya.config import CacheConfig
+from kakeya.config import CacheConfig, EngineConfig
 from kakeya.errors import ConfigError, InvalidArgument, InvariantViolation, ResourceExhausted
+from kakeya.models.config import ModelConfig
+from kakeya.models.linear import FLOAT_TYPES
 from kakeya.types import DType
 
 CPU = torch.device("cpu")
-TORCH_DTYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class SlabGeometry:
 
     @property
     def bytes_per_token(self) -> int:
-        return self.layers * 2 * self.kv_heads * self.head_dim * TORCH_DTYPES[self.dtype].itemsize
+        return self.layers * 2 * self.kv_heads * self.head_dim * FLOAT_TYPES[self.dtype].itemsize
 
     @property
     def slab_bytes(self) -> int:
@@ -53,6 +54,11 @@ class SlabGeometry:
         """The slot of each position in a slab that keeps `sink` first tokens."""
         ring = self.cache.slots - sink
         return np.where(positions < sink, positions, sink + (positions - sink) % ring)
+
+
+def slab_geometry(model: ModelConfig, config: EngineConfig) -> SlabGeometry:
+    """The slabs that `model` needs."""
+    return SlabGeometry(model.num_layers, model.num_kv_heads, model.head_dim, config.cache, config.dtype)
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
@@ -88,7 +94,7 @@ class SlabPool:
             )
         # Fresh pages stay unmapped until they are written: write them now.
         self.storage = torch.empty(
-            (count, *geometry.shape), dtype=TORCH_DTYPES[geometry.dtype], device=device
+            (count, *geometry.shape), dtype=FLOAT_TYPES[geometry.dtype], device=device
         ).zero_()
         self._free = list(range(count - 1, -1, -1))
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from kakeya.kernels import Kernels
 from kakeya.models.quantized import GROUP, QuantizedTensor
+from kakeya.types import DType
 
 # The row count of every exact product: between one row padded to it and many rows cut to it, measured.
 EXACT_TILE = 16
@@ -20,6 +21,7 @@ FEW_ROWS = 16
 # torch packs 4-bit weights in blocks of this many rows of the matrix.
 _INT4_ROW_BLOCK = 16
 
+FLOAT_TYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
 FLOAT_NAMES = {torch.float32: "float32", torch.bfloat16: "bf16"}
 
 

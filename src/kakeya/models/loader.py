@@ -8,13 +8,12 @@ from torch import Tensor
 from kakeya.kernels import Kernels
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.models.decoder import Decoder, Layer
-from kakeya.models.linear import FLOAT_NAMES, Linear, dense_linear, quantized_linear
+from kakeya.models.linear import FLOAT_NAMES, FLOAT_TYPES, Linear, dense_linear, quantized_linear
 from kakeya.models.quantized import GROUP, Bits, QuantizedTensor, concatenate, quantize
 from kakeya.models.row_ops import TorchRowOps
 from kakeya.models.tensors import ModelTensors, Stored, StoredLayer, StoredMatrix, as_float
 from kakeya.types import DType, Numerics, WeightFormat
 
-_TORCH_TYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
 _ASKED_BITS: dict[WeightFormat, Bits] = {WeightFormat.INT4: 4, WeightFormat.INT8: 8}
 
 
@@ -33,7 +32,7 @@ def load_decoder(
     do not make whole groups of 32 stays in `dtype`.
     Raises CorruptCheckpoint for a missing tensor or a wrong shape.
     """
-    return _Loader(checkpoint, _TORCH_TYPES[dtype], weights, numerics is Numerics.EXACT, kernels).decoder()
+    return _Loader(checkpoint, FLOAT_TYPES[dtype], weights, numerics is Numerics.EXACT, kernels).decoder()
 
 
 class _Loader:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from kakeya.config import EngineConfig
 from kakeya.engine.cuda.shapes import Ladder
-from kakeya.engine.cuda.weights import ELEMENTS
 from kakeya.engine.cuda.workspace import WorkspacePlan
-from kakeya.engine.slab import SlabGeometry
+from kakeya.engine.slab import slab_geometry
 from kakeya.errors import ConfigError
 from kakeya.models.config import ModelConfig
+from kakeya.models.linear import FLOAT_TYPES
 
 # What libraries, compiled kernels and a graph take beside our own buffers: generous.
 _LIBRARIES = 512 * 2**20
@@ -54,9 +54,9 @@ class DeviceMemory:
 
 def device_memory(model: ModelConfig, config: EngineConfig) -> DeviceMemory:
     """What `model` takes beside its slabs. Never less for fewer sessions than the batch may hold."""
-    element = ELEMENTS[config.dtype]
+    element = FLOAT_TYPES[config.dtype]
     ladder = Ladder(config)
-    geometry = SlabGeometry(model.num_layers, model.num_kv_heads, model.head_dim, config.cache, config.dtype)
+    geometry = slab_geometry(model, config)
     workspace = WorkspacePlan(model, ladder.limits, element).nbytes
     # Attention's scratch: prompt rows rotated three ways, or the parts of a split row in float32.
     logits = ladder.limits.head_rows * model.vocab_size * 4

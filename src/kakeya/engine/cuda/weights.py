@@ -9,11 +9,9 @@ from torch import Tensor
 from kakeya.errors import ConfigError
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.models.config import ModelConfig
-from kakeya.models.linear import FLOAT_NAMES
+from kakeya.models.linear import FLOAT_NAMES, FLOAT_TYPES
 from kakeya.models.tensors import ModelTensors, StoredLayer, StoredMatrix, as_float
 from kakeya.types import DType, WeightFormat
-
-ELEMENTS = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ def load_weights(
     All is held in `dtype`, of which the cache is too; bf16 weights under float32 are rounded first.
     Raises ConfigError for a format that is not dense, CorruptCheckpoint for what the file lacks.
     """
-    return _Mover(checkpoint, ELEMENTS[dtype], _rounded(dtype, weights), device).moved()
+    return _Mover(checkpoint, FLOAT_TYPES[dtype], _rounded(dtype, weights), device).moved()
 
 
 def _rounded(dtype: DType, weights: WeightFormat) -> torch.dtype:
@@ -84,7 +82,7 @@ def _rounded(dtype: DType, weights: WeightFormat) -> torch.dtype:
         raise ConfigError(f"weights={weights.value} is not available on cuda; use auto, bf16 or float32")
     if weights is WeightFormat.FLOAT32 and dtype is not DType.FLOAT32:
         raise ConfigError("weights=float32 needs dtype=float32 on cuda: products have one element type")
-    return torch.bfloat16 if weights is WeightFormat.BF16 else ELEMENTS[dtype]
+    return torch.bfloat16 if weights is WeightFormat.BF16 else FLOAT_TYPES[dtype]
 
 
 class _Mover:
