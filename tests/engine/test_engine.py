@@ -13,6 +13,7 @@ from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import DraftRequest
 from kakeya.engine.request import Follower
 from kakeya.engine.runner import Backend, CpuBackend, StepOutput
+from kakeya.engine.slab import KVSlab
 from kakeya.engine.stream import EventStream
 from kakeya.errors import (
     HistoryMismatch,
@@ -695,3 +696,43 @@ def test_a_proposer_that_raises_costs_speed_only(
     sequence = engine.open("someone", [])
     assert say(engine, sequence, PROMPT, 12) == oracle.greedy(PROMPT, 12, 2, 8)
     assert engine.read(sequence, lambda s: s.draft) is None
+
+
+def test_a_fork_that_fails_gives_its_slab_back(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    sequence = engine.open("someone", [])
+    say(engine, sequence, PROMPT, 2)
+    free = engine._backend.pool.free_count
+
+    def refuse(copy: object, other: object) -> None:
+        raise RuntimeError("no copy today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kakeya.engine.sequence.Sequence.copy_from", refuse)
+        with pytest.raises(RuntimeError, match="no copy today"):
+            engine.fork(sequence)
+    assert engine._backend.pool.free_count == free
+    assert len(say(engine, engine.fork(sequence), [30], 3)) == 3
+
+
+def test_a_slab_that_cannot_be_reserved_fails_its_own_request(
+    make_engine: MakeEngine, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    good, bad = engine.open("good", []), engine.open("bad", [])
+    reserve = KVSlab.reserve
+
+    def without_memory(slab: KVSlab, rows: int) -> int:
+        if slab is bad.slab:
+            raise MemoryError("no room to save what is overwritten")
+        return reserve(slab, rows)
+
+    monkeypatch.setattr(KVSlab, "reserve", without_memory)
+    for sequence in (good, bad):
+        engine.append(sequence, PROMPT)
+    streams = [engine.generate(sequence, 6, GREEDY) for sequence in (good, bad)]
+    assert tokens_of(streams[0]) == oracle.greedy(PROMPT, 6, 2, 8)
+    with pytest.raises(StepFailed, match="no room to save"):
+        tokens_of(streams[1])
