@@ -7,8 +7,7 @@ import torch
 from kakeya.config import EngineConfig
 from kakeya.engine.cuda.backend import CudaBackend
 from kakeya.engine.cuda.weights import load_weights
-from kakeya.engine.slab import slab_geometry
-from kakeya.engine.slab import SlabPool
+from kakeya.engine.slab import SlabPool, slab_geometry
 from kakeya.kernels.gpu import load_gpu_kernels
 from kakeya.models.checkpoint import open_checkpoint
 
