@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kakeya.kernels.gpu.device.choice import uniform as _uniform
+from kakeya.kernels.gpu.device.draw import uniform as _uniform
 
 
 @triton.jit

@@ -53,6 +53,22 @@ def test_attention_is_bounded_attention(bench: Bench, name: str) -> None:
     assert bench.near(sessions.pool.cpu()[held], sessions.expected_pool[held])
 
 
+@pytest.mark.parametrize("local_window", [0, 20, 70])
+@pytest.mark.parametrize("sink", [0, 5, 33])
+def test_rows_over_many_blocks(bench: Bench, sink: int, local_window: int) -> None:
+    """Before the ring is full, at its end and after its wrap; beside what is seen lie numbers, or none."""
+    case = replace(LEAN, capacity=150, spare=7, sinks=(sink, sink, sink), local_window=local_window)
+    sessions = Sessions(bench, case, splits=2)
+    for rows in (31, 60, 58, 5, 44, 121):
+        sessions.expected([sessions.block(0, rows)])
+        past = sessions.expected_pool.clone()
+        single = sessions.block(0, 1)
+        expected = sessions.expected([single])
+        for unseen in (past, past.nan_to_num(9.0)):
+            sessions.pool.copy_(unseen)
+            assert bench.near(sessions.decode([single]), expected), sessions.lengths
+
+
 def test_a_prompt_of_several_tiles(bench: Bench) -> None:
     """More rows than a tile, than the window and than the slab, at the beginning and later."""
     sessions = Sessions(bench, LEAN)

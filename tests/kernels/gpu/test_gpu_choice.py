@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kakeya.engine import sampler
 from kakeya.engine.sampler import SampleRequest
-from kakeya.kernels.gpu import ChoiceTable, philox
+from kakeya.kernels.gpu import ChoiceScratch, ChoiceTable, choice_scratch, launches, philox
 from kakeya.types import SamplingParams
 from support.gpu_bench import Bench
 
@@ -48,7 +48,10 @@ def choose(
     count = len(params)
     rows = bench.rows(list(range(count - 1, -1, -1)), [0] * count, [0] * count)
     newest, chosen = bench.ints([-7] * count), bench.ints([-7] * count)
-    bench.kernels.choose(bench.put(logits), rows, table(bench, params, positions), newest, chosen)
+    choice, scratch = table(bench, params, positions), ChoiceScratch.of(*logits.shape, bench.device)
+    bench.kernels.choose(bench.put(logits), rows, choice, scratch, newest, chosen)
+    assert not scratch.arrived.any()
+    assert not scratch.bins.any()
     assert newest.flip(0).tolist() == [max(token, 0) for token in chosen.tolist()]
     return chosen.tolist()
 
@@ -58,7 +61,7 @@ def by_sampler(logits: Tensor, params: Sequence[SamplingParams], positions: Sequ
     return [sampled.token_id for sampled in sampler.sample(logits, requests)]
 
 
-@pytest.mark.parametrize(("vocab", "ties"), [(97, False), (97, True), (9000, True)])
+@pytest.mark.parametrize(("vocab", "ties"), [(97, False), (97, True), (9000, True), (9000, False)])
 def test_choices_are_the_samplers(bench: Bench, vocab: int, ties: bool) -> None:
     """Every filter, alone and together; with ties, whole crowds share a logit, zeros of both signs too."""
     params = [SamplingParams(**each, seed=5**20 + at) for at, each in enumerate(FILTERS)]
@@ -81,6 +84,89 @@ def test_many_draws_from_few_tokens(bench: Bench) -> None:
         assert len(set(tokens)) > 1
 
 
+CROWDED = [
+    {"temperature": 0.8, "top_k": 7000},
+    {"temperature": 0.8, "top_p": 0.7},
+    {"temperature": 0.8, "top_k": 7000, "top_p": 0.5},
+    {"temperature": 0.8, "top_p": 0.9999, "min_p": 0.1},
+    {"temperature": 5.0, "top_k": 9000, "top_p": 0.2},
+]
+
+
+def same_in_a_crowd(bench: Bench, row: Tensor) -> None:
+    """The row with each of these filters."""
+    params = [SamplingParams(**each, seed=7**15) for each in CROWDED]
+    logits, positions = row.repeat(len(params), 1), range(len(params))
+    assert choose(bench, logits, params, positions) == by_sampler(logits, params, positions)
+
+
+def test_more_ties_than_are_listed(bench: Bench) -> None:
+    """All tokens but a few share a logit, and the filters end among them."""
+    row = torch.full((choice_scratch.LISTED + 2000,), 2.5)
+    row[::1000] = 2.75
+    same_in_a_crowd(bench, row)
+
+
+def test_a_sample_that_misleads(bench: Bench) -> None:
+    """Every second token of the row is looked at first, and none of these weighs much, or all of it."""
+    odd = torch.arange(9000) % 2 == 1
+    for unseen in (3.0, -3.0):
+        same_in_a_crowd(bench, torch.randn(9000) + torch.where(odd, unseen, 0.0))
+
+
+def test_nearly_equal_logits(bench: Bench) -> None:
+    """They differ in their last bits: the whole row falls into a bin or two, and its order still counts."""
+    row = 16 + torch.randint(0, 50, (9000,)) * 2.0**-19
+    same_in_a_crowd(bench, row)
+
+
+def test_the_number_of_programs_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the sums on the way: a row's token is the same alone and in any batch."""
+    if bench.kernels.name != "triton":
+        pytest.skip("one program does it all")
+    from kakeya.kernels.gpu import triton_kernels
+
+    params = [SamplingParams(**each, seed=3) for each in (*FILTERS[4:6], *CROWDED[:3])]
+    logits = bench.put(2 * torch.randn(len(params), 9000))
+    rows, choice = bench.rows([0] * len(params), [0] * 5, [0] * 5), table(bench, params, range(5))
+    results = []
+    for programs in (1, 15, 512):
+        monkeypatch.setattr(triton_kernels, "_BEST_PROGRAMS", programs)
+        monkeypatch.setattr(triton_kernels, "_CHOICE_PROGRAMS", programs)
+        scratch, chosen = ChoiceScratch.of(*logits.shape, bench.device), bench.ints([-7] * 5)
+        bench.kernels.choose(logits, rows, choice, scratch, bench.ints([0]), chosen)
+        results.append((chosen.tolist(), scratch.segments.tolist()))
+    assert results[1:] == results[:1] * 2
+
+
+def test_scratch_for_other_logits_is_refused(bench: Bench) -> None:
+    if bench.kernels.name != "triton":
+        pytest.skip("it needs no scratch")
+    rows, choice = bench.rows([0], [0], [0]), table(bench, [SamplingParams()], [0])
+    for size, complaint in (((0, 20), "1 rows, room for 0"), ((1, 5000), "another vocabulary than 20")):
+        scratch = ChoiceScratch.of(*size, bench.device)
+        with pytest.raises(AssertionError, match=complaint):
+            bench.kernels.choose(bench.floats(1, 20), rows, choice, scratch, bench.ints([0]), bench.ints([0]))
+
+
+@pytest.mark.parametrize(
+    ("units", "rows", "expected"),
+    [
+        (75, 1, (75, 1)),
+        (75, 64, (8, 10)),
+        (75, 256, (2, 38)),
+        (75, 700, (1, 75)),
+        (1, 1, (1, 1)),
+        (24, 48, (8, 3)),
+    ],
+)
+def test_programs_are_shared_out(units: int, rows: int, expected: tuple[int, int]) -> None:
+    """Enough for all units, none without any."""
+    parts, share = launches.shared_out(units, rows, programs=512)
+    assert (parts, share) == expected
+    assert (parts - 1) * share < units <= parts * share
+
+
 def test_a_row_without_a_finite_best_is_told(bench: Bench) -> None:
     logits = torch.randn(6, 50)
     logits[0, 7] = float("nan")
@@ -100,10 +186,11 @@ def test_padding_changes_nothing(bench: Bench) -> None:
     chosen = bench.ints([0, 0, 0])
     logits = bench.put(torch.full((3, 20), float("nan")))
     logits[1] = torch.arange(20.0)
-    bench.kernels.choose(logits, rows, table(bench, params, [1, 2, 3]), newest, chosen)
+    scratch = ChoiceScratch.of(3, 20, bench.device)
+    bench.kernels.choose(logits, rows, table(bench, params, [1, 2, 3]), scratch, newest, chosen)
     assert newest.tolist() == [-7, -7, chosen[1].item()]
     everyone = bench.rows([-1, -1, -1], [0] * 3, [0] * 3)
-    bench.kernels.choose(logits, everyone, table(bench, params, [1, 2, 3]), newest, chosen.clone())
+    bench.kernels.choose(logits, everyone, table(bench, params, [1, 2, 3]), scratch, newest, chosen.clone())
     assert newest.tolist() == [-7, -7, chosen[1].item()]
 
 

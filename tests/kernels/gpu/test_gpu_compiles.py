@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from kakeya.kernels.gpu import ChoiceTable
+from kakeya.kernels.gpu import ChoiceScratch, ChoiceTable
 from support.gpu_bench import Bench
 from support.gpu_sessions import Case, Sessions
 
@@ -100,7 +100,9 @@ def test_the_rest_compiles(compiled: list[str]) -> None:
     kernels.one_row_product(bench.element(1, 576), matrix, hidden[:1, :48], residual=hidden[:1, :48])
     floats, ints = bench.floats(2), bench.ints([1, 2])
     choice = ChoiceTable(floats, ints, floats, floats, ints.long(), ints)
-    kernels.choose(bench.floats(2, 99), rows, choice, ints, ints)
+    scratch = ChoiceScratch.of(2, 99, bench.device)
+    kernels.choose(bench.floats(2, 99), rows, choice, scratch, ints, ints)
     assert compiled == [
-        "embed", "rotations", "add_norm", "gated", "one_row_product", "one_row_product", "choose",
+        "embed", "rotations", "add_norm", "gated", "one_row_product", "one_row_product",
+        "find_best", "find_cut", "draw",
     ]  # fmt: skip

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kakeya.kernels.gpu import ChoiceTable, load_gpu_kernels
+from kakeya.kernels.gpu import ChoiceScratch, ChoiceTable, load_gpu_kernels
 from kakeya.types import KernelChoice
 from support.gpu_bench import Bench
 from support.gpu_sessions import Case, Sessions
@@ -34,4 +34,5 @@ def test_the_rest_asks_for_no_number(numberless: Bench) -> None:
     kernels.gated(bench.element(2, 48), "gelu_tanh", bench.unset(2, 24))
     kernels.one_row_product(hidden[:1], bench.element(48, 576), bench.unset(1, 24), norm=weight, gate="silu")
     choice = ChoiceTable(floats, ints, floats, floats, ints.long(), ints)
-    kernels.choose(bench.floats(2, 99), rows, choice, ints, ints)
+    scratch = ChoiceScratch.of(2, 99, bench.device)
+    kernels.choose(bench.floats(2, 99), rows, choice, scratch, ints, ints)

@@ -17,12 +17,12 @@ from kakeya.engine.cuda.tables import StepTables
 from kakeya.engine.cuda.weights import DeviceLayer, DeviceWeights
 from kakeya.engine.cuda.workspace import Workspace
 from kakeya.engine.slab import SlabPool
-from kakeya.kernels.gpu import AttentionShape, GpuKernels, RowTable, Scratch, splits_for
+from kakeya.kernels.gpu import AttentionShape, ChoiceScratch, GpuKernels, RowTable, Scratch, splits_for
 from kakeya.models.rope import YarnScaling, inverse_frequencies
 from kakeya.types import Numerics
 
 # Of every row in exact numerics: the order of additions must not depend on how many rows there are.
-EXACT_SPLITS = 4
+EXACT_SPLITS = 2
 
 _ONE_ROW = StepShape(1)
 
@@ -51,6 +51,7 @@ class FusedDecoder:
         self._newest = torch.zeros(pool.storage.shape[0], dtype=torch.int32, device=pool.device)
         self._attention = attention_shape(weights, pool)
         self._scratch = self._make_scratch(max_rows)
+        self._choosing = ChoiceScratch.of(len(workspace.logits), self._model.vocab_size, pool.device)
         self._ropes = self._rope_tables(pool.device)
         self._fuses_one_row = not self._exact and all(layer.is_plain for layer in weights.layers)
 
@@ -97,7 +98,7 @@ class FusedDecoder:
         """Choose a token for each of these rows of logits."""
         rows, choice = self._tables.logits(shape, first, len(logits))
         chosen = self._space.chosen[first : first + len(logits)]
-        self._kernels.choose(logits, rows, choice, self._newest, chosen)
+        self._kernels.choose(logits, rows, choice, self._choosing, self._newest, chosen)
 
     def _many_rows(self, step: Arrangement, rotations: Sequence[Tensor], tap: Tap | None) -> None:
         space, count, eps = self._space, step.shape.rows, self._model.norm_eps

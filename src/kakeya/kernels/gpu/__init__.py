@@ -4,6 +4,7 @@
 implement `GpuKernels` and agree to rounding; the torch ones run on any device.
 """
 
+from kakeya.kernels.gpu.choice_scratch import ChoiceScratch
 from kakeya.kernels.gpu.interface import (
     MAX_SPLITS,
     SEGMENT_FIELDS,
@@ -25,6 +26,7 @@ __all__ = [
     "TILE_ROWS",
     "Activation",
     "AttentionShape",
+    "ChoiceScratch",
     "ChoiceTable",
     "GpuKernels",
     "PromptTable",

@@ -14,6 +14,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from kakeya.kernels.gpu.choice_scratch import ChoiceScratch
+
 Activation = Literal["silu", "gelu_tanh"]
 
 TILE_ROWS = 64
@@ -225,14 +227,20 @@ class GpuKernels(Protocol):
         ...
 
     def choose(
-        self, logits: Tensor, rows: RowTable, choice: ChoiceTable, newest: Tensor, chosen: Tensor
+        self,
+        logits: Tensor,
+        rows: RowTable,
+        choice: ChoiceTable,
+        scratch: ChoiceScratch,
+        newest: Tensor,
+        chosen: Tensor,
     ) -> None:
         """chosen int32 [rows] = the token of each row of logits (float32 [rows, vocab]), -1 where the best
         logit is not finite. What engine.sampler says of rows without penalties, bias, mask and
         log-probabilities.
 
         Also newest[slab] = the token (0 for a broken row, so that it can be looked up); nothing for padding.
-        Of `rows`, only the slabs are read.
+        Of `rows`, only the slabs are read. `scratch` has room for as many rows of this vocabulary.
         """
         ...
 

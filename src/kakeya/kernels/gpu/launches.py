@@ -57,6 +57,15 @@ def attention_stages(head_dim: int, itemsize: int) -> int:
     return 3 if head_dim * itemsize <= 256 else 2 if head_dim * itemsize <= 512 else 1
 
 
+def shared_out(units: int, rows: int, programs: int) -> tuple[int, int]:
+    """How many programs share the units of each row, and how many units each takes.
+
+    `programs` in all or fewer, but never less than one a row.
+    """
+    share = -(-units // max(1, min(units, programs // rows)))
+    return -(-units // share), share
+
+
 def power_of_two(n: int) -> int:
     """The least one that is not less than n."""
     return 1 << (n - 1).bit_length()

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kakeya.kernels.gpu import torch_attention, torch_choice
+from kakeya.kernels.gpu.choice_scratch import ChoiceScratch
 from kakeya.kernels.gpu.interface import (
     Activation,
     AttentionShape,
@@ -140,8 +141,15 @@ class TorchKernels:
         torch_attention.store(block, pool[:, layer], rows.lasting)
 
     def choose(
-        self, logits: Tensor, rows: RowTable, choice: ChoiceTable, newest: Tensor, chosen: Tensor
+        self,
+        logits: Tensor,
+        rows: RowTable,
+        choice: ChoiceTable,
+        scratch: ChoiceScratch,
+        newest: Tensor,
+        chosen: Tensor,
     ) -> None:
+        del scratch
         tokens = torch_choice.choose(logits, choice).int()
         chosen.copy_(tokens)
         torch_attention.put_real(newest, (rows.slabs,), tokens.clamp(min=0), rows.slabs >= 0)

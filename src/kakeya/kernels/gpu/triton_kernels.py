@@ -5,7 +5,8 @@ import triton
 from torch import Tensor
 
 from kakeya.kernels.gpu import launches
-from kakeya.kernels.gpu.device import choice as choosing, decode, prompt as prompting, rowwise
+from kakeya.kernels.gpu.choice_scratch import BINS, LISTED, SEGMENT, ChoiceScratch, segments_of
+from kakeya.kernels.gpu.device import best, cut, decode, draw, prompt as prompting, rowwise
 from kakeya.kernels.gpu.interface import (
     MAX_SPLITS,
     TILE_ROWS,
@@ -19,7 +20,10 @@ from kakeya.kernels.gpu.interface import (
 
 _GATES = {"silu": rowwise.SILU, "gelu_tanh": rowwise.GELU_TANH}
 _COLUMNS = 1024  # of the row-wise programs
-_CHOICE_BLOCK, _CHOICE_NARROW, _CHOICE_WARPS = 8192, 1024, 16
+_BEST_BLOCK, _BEST_WARPS, _BEST_PROGRAMS = 8192, 16, 256
+_CHOICE_WARPS, _CHOICE_PROGRAMS = 8, 512
+_CHOICE_REGISTERS = 64  # of a thread: all these programs run at once, on a device of 132 multiprocessors
+_SAMPLE = 4096  # tokens of a row that tell where its filters are bound to end
 _MAX_HEAD_DIM = 256
 
 
@@ -271,24 +275,96 @@ class TritonKernels:
         )
 
     def choose(
-        self, logits: Tensor, rows: RowTable, choice: ChoiceTable, newest: Tensor, chosen: Tensor
+        self,
+        logits: Tensor,
+        rows: RowTable,
+        choice: ChoiceTable,
+        scratch: ChoiceScratch,
+        newest: Tensor,
+        chosen: Tensor,
     ) -> None:
-        choosing.choose[(len(logits),)](
+        count, vocab = logits.shape
+        assert count <= len(scratch.arrived), f"{count} rows, room for {len(scratch.arrived)}"
+        assert scratch.segments.shape[1] == segments_of(vocab), f"scratch for another vocabulary than {vocab}"
+        self._find_best(logits, rows, choice, scratch, newest, chosen)
+        parts, share = launches.shared_out(triton.cdiv(vocab, SEGMENT), count, _CHOICE_PROGRAMS)
+        sizes = {
+            "SEGMENT": SEGMENT,
+            "BINS": BINS,
+            "THREADS": 32 * _CHOICE_WARPS,
+            "num_warps": _CHOICE_WARPS,
+            "maxnreg": _CHOICE_REGISTERS,
+        }
+        cut.find_cut[(count, parts)](
             logits,
             rows.slabs,
             choice.temperature,
             choice.top_k,
+            choice.top_p,
+            scratch.arrived,
+            scratch.parts,
+            scratch.aims,
+            scratch.bins,
+            scratch.cuts,
+            logits.stride(0),
+            vocab,
+            share,
+            PARTS=segments_of(vocab),
+            **sizes,
+        )
+        draw.draw[(count, parts)](
+            logits,
+            rows.slabs,
+            choice.temperature,
             choice.top_p,
             choice.min_p,
             choice.seed,
             choice.positions,
             newest,
             chosen,
+            scratch.arrived,
+            scratch.aims,
+            scratch.cuts,
+            scratch.segments,
+            scratch.listed,
             logits.stride(0),
-            logits.shape[1],
-            BLOCK=_CHOICE_BLOCK,
-            NARROW=_CHOICE_NARROW,
-            num_warps=_CHOICE_WARPS,
+            vocab,
+            share,
+            SEGMENTS=segments_of(vocab),
+            LISTED=LISTED,
+            **sizes,
+        )
+
+    def _find_best(
+        self,
+        logits: Tensor,
+        rows: RowTable,
+        choice: ChoiceTable,
+        scratch: ChoiceScratch,
+        newest: Tensor,
+        chosen: Tensor,
+    ) -> None:
+        count, vocab = logits.shape
+        parts, share = launches.shared_out(triton.cdiv(vocab, _BEST_BLOCK), count, _BEST_PROGRAMS)
+        best.find_best[(count, parts)](
+            logits,
+            rows.slabs,
+            choice.temperature,
+            choice.top_k,
+            choice.top_p,
+            newest,
+            chosen,
+            scratch.arrived,
+            scratch.parts,
+            scratch.aims,
+            logits.stride(0),
+            vocab,
+            share,
+            BLOCK=_BEST_BLOCK,
+            PARTS=segments_of(vocab),
+            SAMPLE=_SAMPLE,
+            num_warps=_BEST_WARPS,
+            maxnreg=_CHOICE_REGISTERS,
         )
 
 
