@@ -275,3 +275,4 @@ def test_everything_runs_on_a_device(chat_model: Path) -> None:
     assert [row["identical"] for row in report.results["identity"]] == [True, True]
     assert [row["identical"] for row in report.results["parity"]] == [True, True]
     assert all(row["memory_growth"] is not None for row in report.results["runtime"])
+    assert all(row["used"]["opened"] is not None for row in report.results["memory"])

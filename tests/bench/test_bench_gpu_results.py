@@ -99,6 +99,16 @@ def full_results(**changes: Any) -> dict[str, Any]:
         "parity": [
             {"model": "m", "prompt_tokens": 16, "tokens": 64, "equal_tokens": 64, "identical": True},
         ],
+        "memory": [
+            {
+                "shape": LARGE,
+                "sessions": 256,
+                "numerics": "fast",
+                "planned": {"weights": 70, "workspace": 15, "graphs": 10, "moves": 5, "total": 100},
+                "pool": 1000,
+                "used": {"earlier": 1, "opened": 99, "stepped": 100},
+            },
+        ],
     }
     return empty_results() | measured | changes
 
@@ -113,7 +123,7 @@ def verdicts(results: dict[str, Any]) -> dict[str, Gate]:
 def test_what_is_just_good_enough_passes_every_gate() -> None:
     gates = gpu_gates(full_results())
     assert [gate.name for gate in gates if gate.passed is not True] == []
-    assert len({gate.name for gate in gates}) == len(gates) == 6 + 3 + 2 + 1 + 1 + 1 + 4 + 2 + 1
+    assert len({gate.name for gate in gates}) == len(gates) == 6 + 3 + 2 + 1 + 1 + 1 + 4 + 2 + 1 + 1
 
 
 @pytest.mark.parametrize(
@@ -227,6 +237,7 @@ def test_the_page_has_a_table_for_each_part() -> None:
         "Through the runtime, tokens/s",
         "Beside transformers",
         "Greedy tokens beside the CPU engine's, float32",
+        "Device memory, planned and used, MiB",
         "Not measured",
     ]
     page = gpu_page(Report("gpu", {}, {"cpu": "any", "os": "any"}, results))

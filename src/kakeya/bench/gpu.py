@@ -68,7 +68,7 @@ def run(bench: GpuBench, show: Show, checkpoint: Checkpoint) -> Report:
         for job in bench.jobs:
             work.begin(f"{job.part}, {job.work}")
             left = bench.seconds - (time.perf_counter() - began)
-            results = _with(results, _done(job, shop, results, left))
+            results = _with(results, _done(job, shop, results, left)) | {"memory": shop.memory()}
             work.advance(job.seconds)
             report = replace(report, results=results, gates=gpu_gates(results))
             checkpoint(report)
@@ -97,6 +97,8 @@ def _done(job: Job, shop: Workshop, results: Mapping[str, Any], left: float) -> 
         log.exception("the part %s failed", job.part)
         shop.clear()
         return {"absent": [absence(job.part, job.work, f"{type(error).__name__}: {error}")]}
+    if job.part is not Part.TRANSFORMERS:  # which takes memory of its own
+        shop.note_memory()
     return {**found, "seconds": {f"{job.part}, {job.work}": round(time.perf_counter() - began, 1)}}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kakeya.bench.chart import Chart, Series, bar_chart
-from kakeya.bench.gpu_results import OURS, ours_over
+from kakeya.bench.gpu_results import OURS, memory_share, ours_over
 from kakeya.bench.page import Section, Table, picture, render_page
 from kakeya.bench.report import Report
 
@@ -28,7 +28,7 @@ def gpu_sections(results: Row) -> list[Section]:
     """The machine, then every part that was measured, then what was not."""
     sections = [Section(machine_table(results))] if results["machine"] else []
     for name, table in _TABLES.items():
-        if results[name]:
+        if results.get(name):
             charts = [_chart(results[name])] if name == "steps" else []
             sections.append(Section(table(results[name]), charts))
     if results["absent"]:
@@ -180,6 +180,41 @@ def parity_table(rows: Sequence[Row]) -> Table:
     return Table("Greedy tokens beside the CPU engine's, float32", columns, cells)
 
 
+def memory_table(rows: Sequence[Row]) -> Table:
+    columns = (
+        "shape",
+        "numerics",
+        "sessions",
+        "weights",
+        "workspace",
+        "graphs",
+        "moves",
+        "planned",
+        "open",
+        "after steps",
+        "used / planned",
+        "earlier",
+        "slabs",
+    )
+    cells = [
+        (
+            row["shape"],
+            row["numerics"],
+            str(row["sessions"]),
+            *(
+                _mib(row["planned"][purpose])
+                for purpose in ("weights", "workspace", "graphs", "moves", "total")
+            ),
+            *(_mib(row["used"][when]) for when in ("opened", "stepped")),
+            _share(memory_share(row)),
+            _mib(row["used"]["earlier"]),
+            _mib(row["pool"]),
+        )
+        for row in rows
+    ]
+    return Table("Device memory, planned and used, MiB", columns, cells, labels=2)
+
+
 _TABLES: dict[str, Callable[[Sequence[Row]], Table]] = {
     "steps": steps_table,
     "history": history_table,
@@ -189,6 +224,7 @@ _TABLES: dict[str, Callable[[Sequence[Row]], Table]] = {
     "runtime": runtime_table,
     "transformers": peer_table,
     "parity": parity_table,
+    "memory": memory_table,
 }
 
 
@@ -208,6 +244,10 @@ def _in_ms(seconds: float | None) -> float | None:
 
 def _ms(seconds: float | None) -> str:
     return _number(seconds, 1000, "{:.3f}")
+
+
+def _mib(size: float | None) -> str:
+    return _number(size, 2**-20, "{:,.0f}")
 
 
 def _share(value: float | None) -> str:

@@ -52,9 +52,10 @@ class Part(StrEnum):
 
 
 def empty_results() -> dict[str, Any]:
-    """A table for each part that has one, whether bits are the same, and what is absent and why."""
-    tables = (part for part in Part if part is not Part.MACHINE)
-    return {"machine": {}, **{part.value: [] for part in tables}, "identity": [], "absent": [], "seconds": {}}
+    """A table for each part that has one, whether bits are the same, the memory of every shape that was
+    opened, and what is absent and why."""
+    tables = [part.value for part in Part if part is not Part.MACHINE]
+    return {"machine": {}, "seconds": {}} | {name: [] for name in (*tables, "identity", "memory", "absent")}
 
 
 def step_row(
@@ -159,6 +160,12 @@ def ours_over(row: Row, rows: Sequence[Row]) -> float | None:
     return ratio(next(medians, None), row["tokens_per_second"]["max"])
 
 
+def memory_share(row: Row) -> float | None:
+    """The most that a shape has taken beside its slabs over what was planned; None where nobody can tell."""
+    taken = [row["used"][when] for when in ("opened", "stepped") if row["used"][when] is not None]
+    return ratio(max(taken, default=None), row["planned"]["total"])
+
+
 def absence(part: Part, work: str, why: str) -> dict[str, str]:
     """Something that was not measured."""
     return {"part": part.value, "work": work, "why": why}
@@ -185,6 +192,7 @@ def gpu_gates(results: Row) -> tuple[Gate, ...]:
         *_runtime_gates(results),
         *_peer_gates(results),
         _all_true("greedy tokens equal the CPU engine's", results, "parity", Part.PARITY),
+        _memory_gate(results),
     )
 
 
@@ -235,6 +243,13 @@ def _peer_gates(results: Row) -> Iterator[Gate]:
             PEER_LIMIT,
             absent=_why(results, Part.TRANSFORMERS),
         )
+
+
+def _memory_gate(results: Row) -> Gate:
+    """Of the shape that comes nearest to what was planned for it, or goes furthest beyond."""
+    shares = [share for row in results["memory"] if (share := memory_share(row)) is not None]
+    absent = "no shape was opened on a device that tells what it has left"
+    return at_most("memory_within_plan", max(shares, default=None), 1.0, absent=absent)
 
 
 def _all_true(name: str, results: Row, table: str, part: Part) -> Gate:

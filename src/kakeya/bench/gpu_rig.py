@@ -2,17 +2,19 @@
 
 import gc
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
+from kakeya.bench.gpu_memory import MemoryMeter, free_bytes, gone_since
 from kakeya.bench.gpu_plan import GpuPlan
 from kakeya.bench.gpu_shapes import SHAPES, Shape
 from kakeya.bench.random_checkpoint import RandomCheckpoint
 from kakeya.config import EngineConfig
 from kakeya.engine.cuda.backend import CudaBackend
+from kakeya.engine.cuda.memory import device_memory
 from kakeya.engine.opening import open_device
 from kakeya.runtime import Runtime
 from kakeya.text import Tokenizer
@@ -57,6 +59,8 @@ class Workshop:
     def __init__(self, device: torch.device, plan: GpuPlan) -> None:
         self.device, self.plan = device, plan
         self._rigs: dict[RigKey, Rig] = {}
+        self._meters: dict[RigKey, MemoryMeter] = {}
+        self._free_at_first = free_bytes(device)
 
     def rigs(self, keys: Iterable[RigKey]) -> list[Rig]:
         """Those asked for, in that order, opened unless they are; no others stay."""
@@ -71,9 +75,26 @@ class Workshop:
         """Close all of them: something broke, or other work needs the memory."""
         self._close(list(self._rigs))
 
+    def note_memory(self) -> None:
+        """The rigs have run, and nothing else has since they were opened."""
+        # What those below the newest have taken since cannot be told from what that one has.
+        for newest in list(self._rigs)[-1:]:
+            self._meters[newest].note_stepped()
+
+    def memory(self) -> list[dict[str, Any]]:
+        """What each rig that was ever opened took, and was planned to take."""
+        return [{**asdict(key), **meter.figures()} for key, meter in self._meters.items()]
+
     def _open(self, key: RigKey) -> Rig:
-        shape, plan = SHAPES[key.shape], self.plan
-        config = EngineConfig(
+        config = self._config(key)
+        meter = self._meters[key] = self._meter(key, config)
+        rig = self._opened(SHAPES[key.shape], config)
+        meter.note_opened()
+        return rig
+
+    def _config(self, key: RigKey) -> EngineConfig:
+        plan = self.plan
+        return EngineConfig(
             backend=BackendChoice.CUDA,
             cache=plan.cache,
             capacity=key.sessions,
@@ -81,6 +102,17 @@ class Workshop:
             prefill_block=plan.prefill_block,
             max_batch_tokens=plan.max_batch_tokens,
         )
+
+    def _meter(self, key: RigKey, config: EngineConfig) -> MemoryMeter:
+        shape = SHAPES[key.shape]
+        return MemoryMeter(
+            self.device,
+            earlier=None if self._rigs else gone_since(self._free_at_first, self.device),
+            planned=asdict(device_memory(shape.model, config)),
+            pool_bytes=key.sessions * config.cache.slots * shape.kv_bytes_per_token,
+        )
+
+    def _opened(self, shape: Shape, config: EngineConfig) -> Rig:
         checkpoint = RandomCheckpoint(shape, self.device)
         runtime = self._runtime(checkpoint, config, shape.name)
         if self.device.type == "cuda":

@@ -2,22 +2,27 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from kakeya.config import EngineConfig
-from kakeya.engine.cuda.shapes import Ladder
-from kakeya.engine.cuda.workspace import WorkspacePlan
+from kakeya.engine.cuda.shapes import Ladder, StepLimits
+from kakeya.engine.cuda.tables import Layout
+from kakeya.engine.cuda.workspace import WorkspacePlan, whole_tiles
 from kakeya.engine.slab import slab_geometry
 from kakeya.errors import ConfigError
+from kakeya.kernels.gpu import ChoiceScratch
 from kakeya.models.config import ModelConfig
 from kakeya.models.linear import FLOAT_TYPES
 
-# What libraries, compiled kernels and a graph take beside our own buffers: generous.
+# What libraries, compiled kernels and a graph take beside our own buffers: generous guesses, which the table
+# of memory in `kakeya bench gpu` holds against what a device has really lost.
 _LIBRARIES = 512 * 2**20
 _PER_GRAPH = 8 * 2**20
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes by purpose."""
+    """Bytes by purpose. As text it is the sum."""
 
     weights: int
     workspace: int
@@ -33,7 +38,7 @@ class DeviceMemory:
         """What is left for the slabs. Raises ConfigError with the arithmetic when that is nothing."""
         if free > self.total:
             return free - self.total
-        raise ConfigError(f"the model does not fit on the device: {self._sum()}, and {free:,} bytes are free")
+        raise ConfigError(f"the model does not fit on the device: {self}, and {free:,} bytes are free")
 
     def check(self, slabs: int, slab_bytes: int, free: int) -> None:
         """Raises ConfigError with the arithmetic when the slabs do not fit beside the rest."""
@@ -41,11 +46,11 @@ class DeviceMemory:
             return
         raise ConfigError(
             f"the KV pool does not fit on the device: {slabs:,} slabs x {slab_bytes:,} bytes "
-            f"= {slabs * slab_bytes:,} beside {self._sum()}, and {free:,} bytes are free: "
+            f"= {slabs * slab_bytes:,} beside {self}, and {free:,} bytes are free: "
             f"room for {self.room(free) // slab_bytes:,} slabs"
         )
 
-    def _sum(self) -> str:
+    def __str__(self) -> str:
         return (
             f"weights {self.weights:,} + workspace {self.workspace:,} + graphs {self.graphs:,} "
             f"+ moves {self.moves:,} = {self.total:,} bytes"
@@ -57,16 +62,21 @@ def device_memory(model: ModelConfig, config: EngineConfig) -> DeviceMemory:
     element = FLOAT_TYPES[config.dtype]
     ladder = Ladder(config)
     geometry = slab_geometry(model, config)
-    workspace = WorkspacePlan(model, ladder.limits, element).nbytes
-    # Attention's scratch: prompt rows rotated three ways, or the parts of a split row in float32.
-    logits = ladder.limits.head_rows * model.vocab_size * 4
-    scratch = ladder.limits.rows * (2 * model.query_size + model.kv_size) * 2 * 4
+    limits, logits = ladder.limits, ladder.limits.head_rows * model.vocab_size * 4
     return DeviceMemory(
         weights=_weight_elements(model) * element.itemsize,
-        workspace=workspace + scratch,
+        workspace=WorkspacePlan(model, limits, element).nbytes + _scratch_bytes(model, limits),
         graphs=_LIBRARIES + len(ladder.captured) * _PER_GRAPH,
         moves=2 * geometry.slab_bytes + config.max_batch_tokens * geometry.bytes_per_token + logits,
     )
+
+
+def _scratch_bytes(model: ModelConfig, limits: StepLimits) -> int:
+    # Attention: prompt rows rotated three ways, or the parts of a split row in float32.
+    attention = limits.rows * (2 * model.query_size + model.kv_size) * 2 * 4
+    choice = ChoiceScratch.of(whole_tiles(limits.head_rows), model.vocab_size, torch.device("meta")).nbytes
+    tables = sum(Layout(limits).sizes.values()) * 4
+    return attention + choice + tables
 
 
 def _weight_elements(model: ModelConfig) -> int:

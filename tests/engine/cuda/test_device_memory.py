@@ -1,0 +1,46 @@
+"""The plan of a device's memory beside what is really allocated there."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kakeya.bench.gpu_shapes import SHAPES, Shape
+from kakeya.config import EngineConfig
+from kakeya.engine.cuda.decoder import EXACT_SPLITS, attention_shape
+from kakeya.engine.cuda.memory import device_memory
+from kakeya.engine.cuda.shapes import Ladder
+from kakeya.engine.cuda.tables import Layout
+from kakeya.engine.cuda.workspace import Workspace, WorkspacePlan
+from kakeya.engine.slab import slab_geometry
+from kakeya.kernels.gpu import ChoiceScratch, splits_for
+from kakeya.types import BackendChoice, Numerics
+
+
+@pytest.mark.parametrize("numerics", Numerics)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("capacity", [1, 256, 4096])
+def test_the_plan_holds_every_buffer_of_a_step(shape: Shape, numerics: Numerics, capacity: int) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed here")
+    from kakeya.kernels.gpu.triton_kernels import TritonKernels
+
+    config = EngineConfig(backend=BackendChoice.CUDA, capacity=capacity, numerics=numerics)
+    model, limits, meta = shape.model, Ladder(config).limits, torch.device("meta")
+    space = Workspace(WorkspacePlan(model, limits, torch.bfloat16), meta)
+    weights = SimpleNamespace(config=model)
+    heads = attention_shape(weights, SimpleNamespace(geometry=slab_geometry(model, config)))
+    exact = numerics is Numerics.EXACT
+    scratch = TritonKernels().scratch(
+        heads,
+        torch.bfloat16,
+        meta,
+        prompt_rows=0 if exact else limits.rows,
+        parts=EXACT_SPLITS * limits.rows if exact else 64 * splits_for(1),
+    )
+    choosing = ChoiceScratch.of(*space.logits.shape, meta)
+    tensors = [each for held in (space, scratch, choosing) for each in vars(held).values()]
+    tables = max(place.stop for place in Layout(limits).places().values()) * 4
+    held = tables + sum(each.nbytes for each in tensors)
+    planned = device_memory(model, config).workspace
+    assert held <= planned
+    assert planned < 2 * held
