@@ -6,7 +6,7 @@ import pytest
 
 from kakeya.config import CacheConfig, EngineConfig, Quotas, RuntimeConfig
 from kakeya.errors import ConfigError, InvalidArgument
-from kakeya.types import SamplingParams
+from kakeya.types import BackendChoice, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,10 @@ def test_the_cache_names_what_is_wrong(change: dict[str, int], message: str) -> 
 
 @pytest.mark.parametrize("name", ["capacity", "threads", "prefill_block", "max_batch_tokens", "max_waiting"])
 @pytest.mark.parametrize("value", [0, -1, 2**40, "4"])
-def test_the_engine_names_what_is_wrong(name: str, value: int) -> None:
+@pytest.mark.parametrize("backend", BackendChoice)
+def test_the_engine_names_what_is_wrong(name: str, value: int, backend: BackendChoice) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be a whole number"):
-        EngineConfig(**{name: value})
+        EngineConfig(backend=backend, **{name: value})
 
 
 def test_a_budget_must_hold_a_block() -> None:

@@ -47,15 +47,20 @@ class _Unasked(int):
 
 
 _CPU_BLOCK, _CPU_BATCH = _Unasked(128), _Unasked(256)
-# A device of some hundred TFLOP/s wants large products; decoding sessions still fit beside a block.
-_CUDA_BLOCK, _CUDA_BATCH = _Unasked(2048), _Unasked(2304)
+# A device of some hundred TFLOP/s wants large products.
+_CUDA_BLOCK = 2048
+# Rows beside a block, one for each session: in whole 256s, for more sessions than a device is given unasked.
+_CUDA_BESIDE, _CUDA_MOST_BESIDE = 256, 6144
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """How the engine runs: backend, numerics, batching and queues.
 
-    `prefill_block` and `max_batch_tokens` depend on the backend where they are left out.
+    `prefill_block` and `max_batch_tokens` depend on the backend where they are left out; on CUDA a block then
+    fits into a step beside a token of every session. A block is computed whole or not at all: where the
+    sessions that decode leave no room for it, it goes before them in its turn, and the next one waits
+    until each of them has been given as many tokens.
     """
 
     backend: BackendChoice = BackendChoice.AUTO
@@ -71,13 +76,13 @@ class EngineConfig:
     max_waiting: int = 4096
 
     def __post_init__(self) -> None:
-        if self.backend is BackendChoice.CUDA:
-            self._enlarge()
         _positive("capacity", self.capacity, most=2**20)
         _positive("threads", self.threads, most=1024)
         _positive("prefill_block", self.prefill_block, most=2**16)
         _positive("max_batch_tokens", self.max_batch_tokens, most=2**20)
         _positive("max_waiting", self.max_waiting)
+        if self.backend is BackendChoice.CUDA:
+            self._enlarge()
         if self.max_batch_tokens < self.prefill_block:
             raise ConfigError(
                 f"max_batch_tokens must be at least prefill_block, {self.prefill_block}, "
@@ -91,10 +96,13 @@ class EngineConfig:
 
     def _enlarge(self) -> None:
         """What suits CUDA, in place of what nobody asked for."""
-        if isinstance(self.max_batch_tokens, _Unasked):
-            object.__setattr__(self, "max_batch_tokens", _CUDA_BATCH)
+        asked = self.asked_batch_tokens
         if isinstance(self.prefill_block, _Unasked):
-            object.__setattr__(self, "prefill_block", _Unasked(min(_CUDA_BLOCK, self.max_batch_tokens)))
+            block = _CUDA_BLOCK if asked is None else min(_CUDA_BLOCK, asked)
+            object.__setattr__(self, "prefill_block", _Unasked(block))
+        if asked is None:
+            beside = min(-(-self.capacity // _CUDA_BESIDE) * _CUDA_BESIDE, _CUDA_MOST_BESIDE)
+            object.__setattr__(self, "max_batch_tokens", _Unasked(self.prefill_block + beside))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@
     ├── ComeBackLater          it may work later
     │   ├── ResourceExhausted  no slab free, queue full, over quota
     │   └── Unavailable        draining, shut down, still loading or out of reach
+    │       └── DeviceLost     the device failed for good, and the engine with it
     ├── InvariantViolation     the session's bookkeeping broke; the session is failed
     ├── StateMismatch          exported state of another model, geometry or format
     ├── StepFailed             computing the request's step raised
@@ -126,7 +127,11 @@ class Unauthenticated(KakeyaError):
 
 
 class Unavailable(ComeBackLater):
-    """The server or engine is draining, shut down, still loading or out of reach."""
+    """The server or engine is draining, shut down, dead, still loading or out of reach."""
+
+
+class DeviceLost(Unavailable):
+    """The device failed for good: the engine dies of it, and only a new process can go on."""
 
 
 class DeadlineExceeded(KakeyaError, TimeoutError):

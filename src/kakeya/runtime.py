@@ -1,6 +1,7 @@
 """Wires the rooms together: a model, an engine, a tokenizer and the sessions over them."""
 
 from collections.abc import Generator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -16,6 +17,7 @@ from kakeya.engine.proposer import Proposer
 from kakeya.engine.scoring import score_blocks, score_tokens
 from kakeya.engine.state import on_device, on_host, read_state, write_state
 from kakeya.engine.stream import EventStream
+from kakeya.errors import Unavailable
 from kakeya.models.catalogue import resolve
 from kakeya.models.checkpoint import Checkpoint, open_checkpoint
 from kakeya.models.config import ModelConfig
@@ -103,6 +105,17 @@ class Runtime:
         return self._facts
 
     @property
+    def ended(self) -> "Future[str | None]":
+        """Done when the engine has ended: None after `close`, the reason if it died before."""
+        return self._engine.ended
+
+    def check_alive(self) -> None:
+        """Raises Unavailable when the engine has died: nothing will work again, and all sessions are lost."""
+        reason = self.ended.result() if self.ended.done() else None
+        if reason is not None:
+            raise Unavailable(reason)
+
+    @property
     def free_slabs(self) -> int:
         """How many more sessions there is room for at this moment."""
         return self._pool.free_count
@@ -174,7 +187,7 @@ class Runtime:
     ) -> None:
         """Write the session's whole state to a file, with a note of the caller's own."""
         session = self._desk.used(session_id, owner)
-        with self._pool.transfers:
+        with self._pool.transfers, self._engine.using_device():
             state = on_host(self._engine.export_state(session.sequence, notes))
         write_state(path, state)
 
@@ -186,7 +199,7 @@ class Runtime:
         Raises StateMismatch for a file of another model, geometry or format.
         """
         state = read_state(path, self.fingerprint, self._pool.geometry)
-        with self._pool.transfers:
+        with self._pool.transfers, self._engine.using_device():
             moved = on_device(state, self._pool.device)
             return self._desk.adopt(moved, owner, client_label), state.notes
 
@@ -199,8 +212,8 @@ class Runtime:
         return self._engine.score(token_ids)
 
     def score_blocks(self, token_ids: Sequence[int]) -> Generator[Tensor, None, None]:
-        """The same a block at a time [rows, vocab], so that a long text takes no more memory. Take them all,
-        or close the iterator."""
+        """The same some rows at a time [rows, vocab], so that a long text takes no more memory. Take them
+        all, or close the iterator."""
         return score_blocks(self._engine, token_ids)
 
     def score_tokens(

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 
 from kakeya.wire import runtime_pb2 as pb
 from support import serving
+from support.breaking import REASON
 from support.serving import new_session
 
 TINY = ("--window", "60", "--dtype", "float32", "--threads", "1", "--capacity", "8")
@@ -35,9 +36,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Process:
     """A running `kakeya serve`, and what it has written to stderr so far."""
 
+    program = PROGRAM
+
     def __init__(self, *arguments: str, **environment: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "serve", "--http", "127.0.0.1:0", *arguments],
+            [sys.executable, "-c", self.program, "serve", "--http", "127.0.0.1:0", *arguments],
             stderr=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -90,6 +93,15 @@ def process(*arguments: str, **environment: str) -> Iterator[Process]:
         yield running
     finally:
         running.close()
+
+
+class Dying(Process):
+    """Its device fails for good after some steps."""
+
+    program = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        f"from support.breaking import break_after; break_after(launches=30)\n{PROGRAM}"
+    )
 
 
 class Agent(threading.Thread):
@@ -161,6 +173,22 @@ def test_what_cannot_finish_is_told_and_a_second_signal_ends_at_once(model: Path
         server.send(signal.SIGINT)
         assert server.join() == 128 + signal.SIGINT
         assert time.monotonic() - began < 10
+
+
+def test_a_server_whose_device_is_lost_tells_its_clients_and_ends(model: Path) -> None:
+    arguments = ("--model", str(model), *TINY, *LOCAL, "--session-idle-ttl-s", "600")
+    with closing(Dying(*arguments)) as server, serving.connected(server.address) as stub:
+        url = server.wait_for(r"http +(http://\S+)/ \(console\)")
+        session_id = new_session(stub, [5, 6, 7])
+        call = stub.Generate(pb.GenerateRequest(session_id=session_id, max_tokens=100_000_000), timeout=20)
+        with pytest.raises(grpc.RpcError) as told:
+            list(call)
+        assert (told.value.code(), told.value.details()) == (grpc.StatusCode.UNAVAILABLE, REASON)
+        assert server.join(10) == 1
+        assert f"kakeya: {REASON}\n" in server.said
+        assert server.said.count("Traceback") == 2, "the fault and what became of it, in the log, once"
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"{url}/healthz")
 
 
 def test_the_banner_says_what_runs_and_metrics_are_served(model: Path) -> None:

@@ -1,44 +1,12 @@
 """What a step is filled with, on real sequences that nothing computes."""
 
-from collections import Counter
+import pytest
 
 from kakeya.config import EngineConfig
-from kakeya.engine.request import Request
-from kakeya.engine.scheduler import Scheduler
-from kakeya.engine.sequence import Sequence
-from kakeya.engine.slab import SlabGeometry, SlabPool
 from kakeya.engine.stream import EventStream
-from kakeya.types import DType, SamplingParams, TokenEvent
+from kakeya.types import BackendChoice, TokenEvent
 from support import tiny
-
-
-class Room:
-    """A scheduler, and a make-believe device that has computed whatever was planned."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self.scheduler = Scheduler(config)
-        self.pool = SlabPool(SlabGeometry(1, 1, 2, config.cache, DType.FLOAT32), config.capacity)
-        self.served: Counter[str] = Counter()
-
-    def start(self, owner: str, prompt: int, emitted: int = 0) -> Sequence:
-        sequence = Sequence(self.pool.allocate(), owner, (), None)
-        sequence.append([3] * prompt)
-        stream = EventStream(lambda: None)
-        sequence.request = Request(stream, 10**6, SamplingParams(), prompt_length=prompt, emitted=emitted)
-        if emitted:
-            sequence.slab.written = prompt - 1
-        self.scheduler.add(sequence)
-        return sequence
-
-    def step(self, drafts: dict[int, list[int]] | None = None) -> list[tuple[str, int]]:
-        segments = self.scheduler.plan(self.scheduler.ready(), drafts or {})
-        for segment in segments:
-            self.served[segment.sequence.owner] += segment.rows
-            segment.sequence.slab.written += segment.rows
-            if segment.logit_rows:
-                segment.sequence.tokens.append(3)
-                segment.sequence.request.emitted += 1
-        return [(segment.sequence.owner, segment.rows) for segment in segments]
+from support.planned import Room
 
 
 def config(**changes: object) -> EngineConfig:
@@ -82,6 +50,33 @@ def test_a_prompt_is_not_starved_by_many_streams() -> None:
     for _ in range(250):
         room.step()
     assert reader.request.emitted > 0
+
+
+@pytest.mark.parametrize("owners", [1, 300])
+def test_on_a_device_a_prompt_is_read_beside_every_stream(owners: int) -> None:
+    room = Room(EngineConfig(backend=BackendChoice.CUDA, capacity=301))
+    for index in range(300):
+        room.start(f"talker {index % owners}", 4, emitted=1)
+    for _ in range(3):
+        room.step()
+    room.start("reader", 3 * 2048)
+    for _ in range(3):
+        step = room.step()
+        assert len(step) == 301
+        assert ("reader", 2048) in step
+    assert ("reader", 1) in room.step()
+
+
+def test_prompts_that_do_not_fit_together_take_turns_beside_every_stream() -> None:
+    room = Room(EngineConfig(backend=BackendChoice.CUDA, capacity=302))
+    for index in range(300):
+        room.start(f"talker {index}", 4, emitted=1)
+    readers = [room.start("reader", 2 * 2048) for _ in range(2)]
+    for _ in range(4):
+        step = room.step()
+        assert step.count(("reader", 2048)) == 1
+        assert sum(owner != "reader" for owner, _ in step) == 300
+    assert all(reader.slab.written >= 2 * 2048 for reader in readers)
 
 
 def test_a_newcomer_neither_waits_for_the_past_nor_makes_up_for_it() -> None:

@@ -212,12 +212,12 @@ def test_scoring_ends_with_its_caller(
     blocks, reached, go_on = 0, threading.Event(), threading.Event()
     score_next = runtime._engine.score_next
 
-    def count(sequence: Any) -> Any:
+    def count(*asked: Any) -> Any:
         nonlocal blocks
         blocks += 1
         reached.set()
         go_on.wait(10)
-        return score_next(sequence)
+        return score_next(*asked)
 
     monkeypatch.setattr(runtime._engine, "score_next", count)
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-
-from torch import Tensor
+from typing import TypeVar
 
 from kakeya.engine.batch import PENDING, Segment
-from kakeya.engine.runner import Backend, Failed, LaunchedStep
+from kakeya.engine.runner import Backend, Failed, LaunchedStep, Reduction
 from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.slab import SlabPool
+
+T = TypeVar("T")
 
 
 class RunsAhead:
@@ -35,8 +36,11 @@ class RunsAhead:
     def fingerprint(self) -> str:
         return self._source.fingerprint
 
-    def score(self, segment: Segment) -> Tensor:
-        return self._source.score(segment)
+    def is_lost(self) -> bool:
+        return self._source.is_lost()
+
+    def score(self, segment: Segment, reduce: Reduction[T]) -> list[T]:
+        return self._source.score(segment, reduce)
 
     def launch(
         self,

@@ -13,7 +13,7 @@ import typer
 from kakeya import tracing
 from kakeya.cli.command import ENVIRONMENT_PREFIX, command_of, effective_settings
 from kakeya.cli.console import FetchBar, Screen
-from kakeya.cli.memory import fitting_capacity
+from kakeya.cli.memory import MOST_BY_DEFAULT, fitting_capacity
 from kakeya.cli.serve_options import SECRETS, ServeOptions
 from kakeya.config import AdmissionConfig, HttpConfig, ServerConfig
 from kakeya.errors import ConfigError
@@ -111,14 +111,12 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
         from kakeya.runtime import Runtime
 
         model, engine = open_checkpoint(path).config, chosen_backend(asked)
-        # With the largest batches that any capacity may lead to.
-        most = replace(engine, capacity=options.capacity or engine.max_batch_tokens)
         capacity = fitting_capacity(
             options.capacity,
             options.budget(engine.backend),
             bytes_per_token=slab_geometry(model, engine).bytes_per_token,
             slots=engine.cache.slots,
-            available=room_for_sessions(model, most),
+            available=room_for_sessions(model, engine, options.capacity or MOST_BY_DEFAULT),
         )
         return Runtime.open(options.model, replace(engine, capacity=capacity), sessions, metrics, traces)
 

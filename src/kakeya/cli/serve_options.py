@@ -68,7 +68,8 @@ class ServeOptions:
     max_batch_tokens: Annotated[
         int | None,
         typer.Option(
-            help="The most tokens of one engine step; 256 on a CPU and 2,304 on CUDA when left out.",
+            help="The most tokens of one engine step; when left out 256 on a CPU, and on CUDA enough for a "
+            "prompt's block of 2,048 beside a token of every session.",
             rich_help_panel=options.MEMORY,
         ),
     ] = None

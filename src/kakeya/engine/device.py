@@ -32,6 +32,22 @@ class Moment:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
+def is_lost(device: torch.device) -> bool:
+    """Whether the device has failed for good. Waits for what it still computes.
+
+    After a fault in a kernel every call fails with that fault, whoever makes it, so one more call tells.
+    The words of an error do not: torch, Triton and the libraries have different ones, and the same for what
+    failed only once.
+    """
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
+
+
 @contextmanager
 def aside(device: torch.device) -> Iterator[None]:
     """Work given meanwhile by this thread does not wait for the device's other work, nor holds it up."""

@@ -8,8 +8,10 @@ step is launched before the last one is judged, and computed while its tokens ar
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence as Tokens
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -24,7 +26,7 @@ from kakeya.engine.inbox import Inbox
 from kakeya.engine.observer import EngineObserver, Unobserved
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.request import Follower, Request
-from kakeya.engine.runner import Backend, Failed, LaunchedStep, StepResult
+from kakeya.engine.runner import Backend, Failed, LaunchedStep, Reduction, StepResult
 from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.scheduler import Scheduler, request_of
 from kakeya.engine.scoring import score_blocks
@@ -32,9 +34,11 @@ from kakeya.engine.sequence import Sequence
 from kakeya.engine.state import SequenceState, restore, snapshot
 from kakeya.engine.stream import EventStream
 from kakeya.errors import (
+    DeviceLost,
     HistoryMismatch,
     InvalidArgument,
     InvariantViolation,
+    KakeyaError,
     ResourceExhausted,
     SessionBusy,
     SessionNotFound,
@@ -69,7 +73,11 @@ class _Step:
 
 
 class Engine:
-    """Continuous batching over bounded slabs. Public methods may be called from any thread."""
+    """Continuous batching over bounded slabs. Public methods may be called from any thread.
+
+    An engine whose device fails for good, or whose thread breaks, is dead: what runs fails with Unavailable,
+    and so does every later call. `ended` is done when the thread ends, with the reason if it died.
+    """
 
     def __init__(
         self,
@@ -83,11 +91,13 @@ class Engine:
         self._observer = observer or Unobserved()
         self._drafter = Drafter(proposer, backend.vocab_size)
         self._scheduler = Scheduler(config)
-        self._inbox = Inbox(config.max_waiting)
+        self._inbox = Inbox(config.max_waiting, self._watched)
         self._in_flight: _Step | None = None
         self._draining = False
         self._stopping = False
         self._drained = threading.Event()
+        self.ended: Future[str | None] = Future()
+        self.ended.set_running_or_notify_cancel()  # nobody who waits for it may cancel it
         self._thread = threading.Thread(target=self._run, name="kakeya-engine", daemon=True)
         self._thread.start()
 
@@ -156,15 +166,29 @@ class Engine:
         """Next-token logits after each token [n, vocab], in canonical blocks on a slab of its own."""
         return torch.cat(list(score_blocks(self, token_ids, pinned)))
 
-    def score_next(self, sequence: Sequence) -> Tensor:
-        """The same for the next block of a resting sequence, which is then computed."""
-        return self._inbox.ask(lambda: self._score_block(sequence))
+    def score_next(self, sequence: Sequence, reduce: Reduction[T]) -> list[T]:
+        """Compute the next block of a resting sequence; what `reduce` makes of its logits, in order.
+
+        It runs on the engine thread, so it should give the device work rather than wait for it.
+        """
+        return self._inbox.ask(lambda: self._score_block(sequence, reduce))
 
     def drain(self, timeout: float | None = None) -> bool:
         """Refuse new work and wait for what runs; True when all of it ended in time."""
         self._draining = True
         self._inbox.wake()
         return self._drained.wait(timeout)
+
+    @contextmanager
+    def using_device(self) -> Iterator[None]:
+        """Around what the caller's own thread has the device do. One that it finds lost ends the engine."""
+        try:
+            yield
+        except KakeyaError:
+            raise
+        except Exception as error:
+            self._inbox.ask(partial(self._raise_if_lost, error))
+            raise
 
     def shutdown(self) -> None:
         """Cancel what still runs and stop the thread. Idempotent."""
@@ -177,15 +201,12 @@ class Engine:
     def _run(self) -> None:
         try:
             with torch.inference_mode():
-                self._loop()
-        except Exception as error:
-            log.critical("the engine thread died", exc_info=error)
-            for sequence in list(self._scheduler.active):
-                self._give_up(sequence, Unavailable("the engine died"))
+                self._watched(self._loop)
+        except BaseException as error:
+            self._die(error)
+        else:
+            self.ended.set_result(None)
         finally:
-            self._draining = True
-            self._inbox.close()
-            self._inbox.answer(wait=False)
             self._drained.set()
 
     def _loop(self) -> None:
@@ -197,6 +218,8 @@ class Engine:
                 self._drained.set()
         for sequence in list(self._scheduler.active):
             self._cancel(sequence)
+        self._inbox.close()
+        self._inbox.answer(wait=False)
 
     def _step(self) -> None:
         """Launch the next step, then judge the one before it, or this one if it must not be followed."""
@@ -266,7 +289,9 @@ class Engine:
     def _judge(self, step: _Step) -> None:
         """Wait for a step and keep what may be kept of it."""
         try:
-            result = step.launched.result()
+            result = self._watched(step.launched.result)
+        except DeviceLost:
+            raise
         except Exception as error:
             self._retry_alone(step.moved(), error)
             return
@@ -399,13 +424,13 @@ class Engine:
         self._close(sequence)
         return True
 
-    def _score_block(self, sequence: Sequence) -> Tensor:
+    def _score_block(self, sequence: Sequence, reduce: Reduction[T]) -> list[T]:
         block = prefill_segment(sequence, self._config.prefill_block)
         segment = Segment(sequence, block.start, block.tokens, 0, block.rows)
         sequence.slab.reserve(segment.rows)
-        logits = self._backend.score(segment)
+        reduced = self._backend.score(segment, reduce)
         sequence.commit_taken()
-        return logits
+        return reduced
 
     # How requests end.
 
@@ -453,7 +478,11 @@ class Engine:
 
     def _take_back(self, sequence: Sequence) -> None:
         """End a request whose stream was cut: what the reader took stays, the rest is forgotten."""
-        self._commit_taken(sequence)
+        try:
+            self._commit_taken(sequence)
+        except InvariantViolation as error:
+            self._fail_sequence(sequence, error)
+            return
         sequence.rollback()
         self._release(sequence)
 
@@ -519,6 +548,43 @@ class Engine:
         if sequence.request is not None:
             self._give_up(sequence, error)
         self._backend.pool.release(sequence.slab)
+
+    # How the engine ends before its time.
+
+    def _watched(self, work: Callable[[], T]) -> T:
+        """What `work` gives or raises; DeviceLost where what it raised was the end of the device."""
+        try:
+            return work()
+        except KakeyaError:
+            raise  # in our own words, so the device is not what failed
+        except Exception as error:
+            self._raise_if_lost(error)
+            raise
+
+    def _raise_if_lost(self, error: Exception) -> None:
+        if self._backend.is_lost():
+            fault = (str(error) or repr(error)).splitlines()[0]
+            raise DeviceLost(f"the engine died: the device failed: {fault}") from error
+
+    def _die(self, error: BaseException) -> None:
+        """Nobody may wait for what will not come: end every request, refuse every call."""
+        log.critical("the engine died", exc_info=error)
+        reason = str(error) if isinstance(error, DeviceLost) else "the engine died; its log says why"
+        self._draining = True
+        self.ended.set_result(reason)
+        for sequence in list(self._scheduler.active):
+            self._bury(sequence, Unavailable(reason))
+        self._inbox.refuse(reason)
+
+    def _bury(self, sequence: Sequence, error: Unavailable) -> None:
+        """End a request of the dead engine. An answer that is whole can still be read."""
+        try:
+            if request_of(sequence).finished:
+                self._release(sequence)
+            else:
+                self._give_up(sequence, error)
+        except Exception:
+            log.exception("a request could not be wound back")
 
     def _refuse_when_draining(self) -> None:
         if self._draining:

@@ -2,12 +2,12 @@
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kakeya.errors import ResourceExhausted, Unavailable
+from kakeya.errors import DeviceLost, ResourceExhausted, Unavailable
 
 T = TypeVar("T")
 
@@ -21,20 +21,24 @@ class _Call:
 
 
 class Inbox:
-    """Bounded queue of calls. `ask` and `wake` from any thread, the rest from the engine thread."""
+    """Bounded queue of calls. `ask` and `wake` from any thread, the rest from the engine thread.
 
-    def __init__(self, limit: int) -> None:
+    `run` calls a call's function, and says DeviceLost where what that raised was the end of the engine.
+    """
+
+    def __init__(self, limit: int, run: Callable[[Callable[[], Any]], Any]) -> None:
         self._limit = limit
+        self._run = run
         self._queue: queue.Queue[_Call | None] = queue.Queue(limit)
         self._door = threading.Lock()
-        self._closed = False
+        self._refusal: str | None = None
 
     def ask(self, function: Callable[[], T]) -> T:
         """Run on the engine thread and wait for the answer, or for the error it raised."""
         reply: Future[T] = Future()
         with self._door:
-            if self._closed:
-                raise Unavailable("the engine is shut down")
+            if self._refusal is not None:
+                raise Unavailable(self._refusal)
             try:
                 self._queue.put_nowait(_Call(function, reply))
             except queue.Full:
@@ -49,25 +53,41 @@ class Inbox:
             pass  # a full inbox wakes the thread as well
 
     def answer(self, *, wait: bool) -> None:
-        """Answer every call that is there; with `wait`, sleep until there is something."""
+        """Answer every call that is there; with `wait`, sleep until there is something.
+
+        Raises DeviceLost after the call that found the device so: those behind it are not answered.
+        """
+        for call in self._calls(wait=wait):
+            self._answer(call)
+
+    def close(self, reason: str = "the engine is shut down") -> None:
+        """Refuse calls from now on, for the first reason that was given."""
+        with self._door:
+            self._refusal = self._refusal or reason
+        self.wake()
+
+    def refuse(self, reason: str) -> None:
+        """Close, and refuse the calls that wait as well."""
+        self.close(reason)
+        for call in self._calls(wait=False):
+            call.reply.set_exception(Unavailable(reason))
+
+    def _calls(self, *, wait: bool) -> Iterator[_Call]:
+        """Those that are there, and come meanwhile."""
         try:
             call = self._queue.get(block=wait)
             while True:
                 if call is not None:
-                    _answer(call)
+                    yield call
                 call = self._queue.get_nowait()
         except queue.Empty:
             return
 
-    def close(self) -> None:
-        """Refuse calls from now on."""
-        with self._door:
-            self._closed = True
-        self.wake()
-
-
-def _answer(call: _Call) -> None:
-    try:
-        call.reply.set_result(call.function())
-    except Exception as error:
-        call.reply.set_exception(error)
+    def _answer(self, call: _Call) -> None:
+        """Whatever a call raises is its caller's; what ends the engine is the engine's as well."""
+        try:
+            call.reply.set_result(self._run(call.function))
+        except BaseException as error:
+            call.reply.set_exception(error)
+            if isinstance(error, DeviceLost) or not isinstance(error, Exception):
+                raise

@@ -47,11 +47,30 @@ def chosen_backend(config: EngineConfig) -> EngineConfig:
     return config
 
 
-def room_for_sessions(model: ModelConfig, config: EngineConfig) -> int:
-    """Bytes that a pool may take, for a decided backend. Raises ConfigError when a device has none left."""
+def room_for_sessions(model: ModelConfig, config: EngineConfig, most: int) -> int:
+    """Bytes that a pool of up to `most` slabs may take, for a decided backend.
+
+    Raises ConfigError when a device has none left.
+    """
     if config.backend is not BackendChoice.CUDA:
         return free_memory(CPU)
-    return device_memory(model, config).room(free_memory(CUDA))
+    free = _free_on_device()
+
+    def room(sessions: int) -> int:
+        return device_memory(model, replace(config, capacity=sessions)).room(free)
+
+    # Buffers grow with the sessions: they are made for no more than there would be room for without them.
+    fitting = room(1) // slab_geometry(model, config).slab_bytes
+    return room(max(1, min(most, fitting)))
+
+
+def _free_on_device() -> int:
+    try:
+        return free_memory(CUDA)
+    except RuntimeError as error:  # such as a device so full that it cannot even be asked
+        raise ConfigError(
+            f"the CUDA device cannot be used; nvidia-smi shows who else uses it: {error}"
+        ) from error
 
 
 def open_backend(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:
@@ -64,9 +83,13 @@ def open_backend(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:
         return _open_cpu(checkpoint, config)
     try:
         return open_device(checkpoint, config, CUDA)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        # Torch's own allocator, the driver that keeps graphs, and Triton all have these words.
+        if "out of memory" not in str(error):
+            raise
         raise ConfigError(
-            f"the device ran out of memory while the model was loaded, though the arithmetic left room; "
+            f"the device ran out of memory while the model was loaded, though the arithmetic left room: "
+            f"{config.capacity:,} slabs beside {device_memory(checkpoint.config, config)}; "
             f"lower --memory-budget or --capacity: {error}"
         ) from error
 

@@ -1,8 +1,8 @@
 """Runs planned batches on a device. What differs between devices hides behind `Backend`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,12 @@ from kakeya.errors import InvariantViolation
 from kakeya.kernels import Kernels
 from kakeya.models.decoder import Decoder
 from kakeya.types import Numerics, TokenEvent
+
+T = TypeVar("T")
+
+# reduce(position, logits): what is wanted of the logits after the tokens from `position` on, float32
+# [rows, vocab] where the backend has them. They are overwritten once it has returned.
+Reduction = Callable[[int, Tensor], T]
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,13 @@ class Backend(Protocol):
         """Whether a step may be launched while the one before is still computed, with PENDING tokens."""
         ...
 
+    def is_lost(self) -> bool:
+        """Whether the device has failed for good, so that nothing will ever be computed on it again.
+
+        To be asked when something raised that it may have had a part in.
+        """
+        ...
+
     def launch(
         self,
         segments: Sequence[Segment],
@@ -71,8 +84,11 @@ class Backend(Protocol):
         """
         ...
 
-    def score(self, segment: Segment) -> Tensor:
-        """Compute a segment alone and wait for the logits of all its rows, [rows, vocab] float32."""
+    def score(self, segment: Segment, reduce: Reduction[T]) -> list[T]:
+        """Compute a segment alone; what `reduce` makes of the logits of all its rows, some rows at a time.
+
+        The logits of a block are larger than a model may be, and seldom wanted as they are.
+        """
         ...
 
 
@@ -137,6 +153,9 @@ class CpuBackend:
     def runs_ahead(self) -> bool:
         return False
 
+    def is_lost(self) -> bool:
+        return False
+
     def launch(
         self,
         segments: Sequence[Segment],
@@ -149,8 +168,8 @@ class CpuBackend:
     def follow(self, step: LaunchedStep) -> LaunchedStep:
         raise AssertionError("this backend does not run ahead")
 
-    def score(self, segment: Segment) -> Tensor:
-        return self.run([segment]).logits
+    def score(self, segment: Segment, reduce: Reduction[T]) -> list[T]:
+        return [reduce(segment.start, self.run([segment]).logits)]
 
     def run(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> StepOutput:
         """The logits of the asked-for rows, and the hidden states."""

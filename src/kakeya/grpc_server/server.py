@@ -1,5 +1,6 @@
 """A gRPC server over one runtime: it listens, then serves, then drains."""
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -28,8 +29,8 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Server:
     """Use it from one event loop: `start`, `open` with a runtime, `drain`.
 
-    The health service says SERVING between `open` and `refuse` only. It may share the `commons` with another
-    front end.
+    The health service says SERVING between `open` and `refuse` only, and only while the engine lives. It may
+    share the `commons` with another front end.
     """
 
     def __init__(self, config: ServerConfig, commons: Commons | None = None) -> None:
@@ -42,6 +43,7 @@ class Server:
             options=_options(config), maximum_concurrent_rpcs=config.max_concurrent_rpcs
         )
         self._port = config.port
+        self._watch: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
@@ -65,6 +67,7 @@ class Server:
         self._commons.admission.open(runtime.config.capacity)
         self._service.runtime = runtime
         await self._say(_SERVING)
+        self._watch = asyncio.create_task(self._refuse_when_dead(runtime))
 
     async def refuse(self) -> None:
         """Say NOT_SERVING from now on, also to who waits to be admitted."""
@@ -77,6 +80,8 @@ class Server:
 
     async def stop(self, grace_s: float) -> None:
         """Stop listening; calls that still run get the grace."""
+        if self._watch is not None:
+            self._watch.cancel()
         await self._server.stop(grace_s)
         self._workers.close()
 
@@ -84,6 +89,10 @@ class Server:
         """Drain this server and its runtime, and close them. True when nothing had to be interrupted."""
         grace = self._config.shutdown_grace_s if grace_s is None else grace_s
         return await lifecycle.drain((self,), self._service.runtime, grace)
+
+    async def _refuse_when_dead(self, runtime: "Runtime") -> None:
+        if await asyncio.wrap_future(runtime.ended) is not None:
+            await self._say(_NOT_SERVING)
 
     async def _say(self, status: Any) -> None:
         for name in ("", SERVICE_NAME):

@@ -35,7 +35,7 @@ _LAST_WORK_S = 1.0
 class HttpServer:
     """Use it from one event loop: `start`, `open` with a runtime, `drain`.
 
-    /readyz answers 200 between `open` and `refuse` only.
+    /readyz answers 200 between `open` and `refuse` only, and only while the engine lives.
     """
 
     def __init__(

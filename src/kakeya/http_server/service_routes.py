@@ -49,13 +49,15 @@ class ModelList(BaseModel):
 
 
 @router.head("/healthz", include_in_schema=False)
-@router.get("/healthz", summary="The process is alive")
-async def healthz() -> Health:
+@router.get("/healthz", summary="The process is alive, and so is its engine")
+async def healthz(state: State) -> Health:
+    if state.runtime is not None:
+        state.runtime.check_alive()
     return Health(status="alive")
 
 
 @router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", summary="The model is loaded and the server is not shutting down")
+@router.get("/readyz", summary="The model is loaded, and the server neither dead nor shutting down")
 async def readyz(state: State) -> Health:
     state.ready_runtime()
     return Health(status="ready")

@@ -62,8 +62,10 @@ class HttpState:
         return self.runtime
 
     def ready_runtime(self) -> "Runtime":
-        """The runtime, for new work. Raises Unavailable before it is loaded and once the server drains."""
+        """The runtime, for new work. Raises Unavailable before it is loaded, once the server drains, and when
+        the engine is dead."""
         runtime = self.loaded_runtime()
+        runtime.check_alive()
         if self.is_draining:
             raise Unavailable("the server is shutting down and takes no new work")
         return runtime

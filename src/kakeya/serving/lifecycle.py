@@ -1,4 +1,7 @@
-"""A server process's life: listen, load, serve, drain on a signal. Its front ends live it together."""
+"""A server process's life: listen, load, serve, drain on a signal or when the engine dies.
+
+Its front ends live it together.
+"""
 
 import asyncio
 import logging
@@ -74,10 +77,10 @@ async def serve(
     announce: Callable[["Runtime"], None],
     grace_s: float,
 ) -> None:
-    """Listen, load the runtime in a thread, announce it, serve until a signal, drain.
+    """Listen, load the runtime in a thread, announce it, serve until a signal or the engine's death, drain.
 
     The first SIGTERM or SIGINT drains; the second ends the process at once. Raises what
-    listening and loading raise.
+    listening and loading raise, and Unavailable when the engine has died.
     """
     await _start(fronts)
     stop = _first_signal(asyncio.get_running_loop())
@@ -95,8 +98,11 @@ async def serve(
     for front in fronts:
         await front.open(runtime)
     announce(runtime)
-    log.info("signal %s: draining for at most %g s", (await stop).name, grace_s)
+    await asyncio.wait((stop, asyncio.wrap_future(runtime.ended)), return_when=asyncio.FIRST_COMPLETED)
+    if stop.done():
+        log.info("signal %s: draining for at most %g s", stop.result().name, grace_s)
     finished = await drain(fronts, runtime, grace_s)
+    runtime.check_alive()
     log.info("drained" if finished else "drained; some generates were interrupted")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kakeya.engine.request import Follower, Request
 from kakeya.engine.stream import EventStream
 from kakeya.errors import (
+    DeviceLost,
     InvalidArgument,
     InvariantViolation,
     ResourceExhausted,
@@ -28,6 +29,7 @@ _REFUSALS: dict[type[BaseException], str] = {
     ResourceExhausted: "exhausted",
     InvariantViolation: "failed",
     Unavailable: "unavailable",
+    DeviceLost: "unavailable",
 }
 
 

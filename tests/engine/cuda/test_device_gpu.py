@@ -1,5 +1,7 @@
 """The device backend on a real device: graphs, running ahead, copies beside the stream."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,8 @@ import torch
 from kakeya.config import EngineConfig
 from kakeya.engine.cuda.shapes import Ladder
 from kakeya.engine.engine import Engine
+from kakeya.engine.logits import LogProbs
+from kakeya.engine.scoring import best_tokens, score_tokens
 from kakeya.engine.state import on_device, read_state, write_state
 from kakeya.errors import ConfigError
 from kakeya.types import (
@@ -120,6 +124,28 @@ def test_bfloat16_stays_close_to_float32(directory: Path, reference: Engine, wei
     assert difference.mean() < 0.1
 
 
+def test_a_text_is_scored_where_its_logits_are(engine: Engine) -> None:
+    tokens = [5, 9, 22, 13, 7, 11, 2, 40] * 30
+    logits = engine.score(tokens).numpy()
+    speaking = engine.open("speaking", [])
+    engine.append(speaking, [5, 9, 22])
+    stream = engine.generate(speaking, 200, GREEDY)
+    events = [event for some in score_tokens(engine, tokens, 4) for event in some]
+    assert len(tokens_of(stream)) == 200
+    engine.close(speaking)
+    for row, event in zip(map(LogProbs, logits), events[1:], strict=False):
+        assert event.logprob == pytest.approx(row.of(event.token_id).logprob, abs=1e-9)
+        assert [each.token_id for each in event.top_logprobs] == [each.token_id for each in row.top(4)]
+
+
+def test_equal_logits_are_listed_by_id() -> None:
+    logits = torch.zeros(40, 151_936, device=DEVICE)
+    logits[:, ::2] = -0.0
+    logits[:, 70_000::9] = 2.0
+    assert best_tokens(logits, 4).tolist() == [[70_000, 70_009, 70_018, 70_027]] * 40
+    assert best_tokens(logits[:, :70_000], 3).tolist() == [[0, 1, 2]] * 40, "0.0 is no greater than -0.0"
+
+
 def test_sessions_move_while_others_generate(engine: Engine, reference: Engine, tmp_path: Path) -> None:
     """An export and an import on other threads disturb nobody, and what arrives goes on as it would have."""
     still = engine.open("still", [])
@@ -179,3 +205,43 @@ def test_too_many_sessions_are_refused_at_the_start(directory: Path) -> None:
     words = "the KV pool does not fit on the device: 1,048,576 slabs x"
     with pytest.raises(ConfigError, match=words), tiny_runtime(directory, config):
         raise AssertionError("it must not open")
+
+
+# In a process of its own, which has no device afterwards.
+LOSING = """
+from pathlib import Path
+
+import torch
+
+from kakeya.engine.device import is_lost
+from kakeya.engine.engine import Engine
+from kakeya.errors import Unavailable
+from support import tiny
+from support.device import make_device_backend
+from support.turns import say
+
+device, config = torch.device("cuda", 0), tiny.engine_config()
+engine = Engine(make_device_backend(Path({directory!r}), config, device), config)
+say(engine, engine.open("someone", []), [5, 9], 3)
+try:
+    torch.empty(2**50, device=device)
+except torch.OutOfMemoryError:
+    print(is_lost(device))
+torch.zeros(4, device=device)[torch.tensor([10**6], device=device)]
+try:
+    say(engine, engine.open("someone", []), [5, 9], 3)
+except Unavailable as error:
+    print(error)
+print(engine.ended.result(60))
+engine.shutdown()
+"""
+
+
+def test_a_fault_in_a_kernel_ends_the_engine_and_running_out_of_memory_does_not(directory: Path) -> None:
+    program, tests = LOSING.format(directory=str(directory)), Path(__file__).parents[2]
+    command = [sys.executable, "-c", program]
+    outcome = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=120)
+    survived, told, reason = outcome.stdout.splitlines()
+    assert survived == "False", outcome.stderr
+    assert told == reason
+    assert reason.startswith("the engine died: the device failed: ")

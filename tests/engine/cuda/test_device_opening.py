@@ -20,7 +20,8 @@ from kakeya.engine.slab import SlabPool
 from kakeya.errors import ConfigError, CorruptCheckpoint
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
 from kakeya.models.checkpoint import open_checkpoint
-from kakeya.types import BackendChoice, DType, TokenEvent, WeightFormat
+from kakeya.models.config import ModelConfig
+from kakeya.types import BackendChoice, DType, Numerics, TokenEvent, WeightFormat
 from support import tiny
 from support.runtimes import answer, new_session, tiny_runtime
 
@@ -51,8 +52,20 @@ def test_what_was_asked_for_stays(with_cuda: None) -> None:
     assert (chosen.prefill_block, chosen.max_batch_tokens, chosen.capacity) == (256, 256, 7)
     assert asked.asked_batch_tokens == chosen.asked_batch_tokens == 256
     assert EngineConfig().asked_batch_tokens is None
-    with pytest.raises(ConfigError, match="must be at least prefill_block, 4096"):
-        opening.chosen_backend(EngineConfig(backend=BackendChoice.CUDA, prefill_block=4096))
+    assert replace(chosen, max_batch_tokens=1024).prefill_block == 1024
+
+
+@pytest.mark.parametrize(
+    ("capacity", "batch"), [(1, 2304), (256, 2304), (257, 2560), (4096, 6144), (6144, 8192), (2**20, 8192)]
+)
+def test_a_block_fits_beside_a_token_of_every_session(with_cuda: None, capacity: int, batch: int) -> None:
+    for first in (1, 5000):
+        chosen = replace(opening.chosen_backend(EngineConfig(capacity=first)), capacity=capacity)
+        assert (chosen.prefill_block, chosen.max_batch_tokens) == (2048, batch)
+        assert chosen.asked_batch_tokens is None
+    longer = EngineConfig(backend=BackendChoice.CUDA, capacity=capacity, prefill_block=4096)
+    assert longer.max_batch_tokens == 2048 + batch
+    assert EngineConfig(backend=BackendChoice.CPU, capacity=capacity).max_batch_tokens == 256
 
 
 def test_without_a_device_auto_is_the_cpu_and_cuda_is_refused(without_cuda: None) -> None:
@@ -128,14 +141,19 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic() -> None:
 
 def test_a_large_model_on_a_large_device(tiny_llama: Path) -> None:
     """Qwen3-8B's shape takes 16 GB of weights; most of 140 GB is left for sessions."""
-    tiny_config = open_checkpoint(tiny_llama).config
-    layers = {"layer_windows": (None,) * 36, "layer_ropes": tiny_config.layer_ropes[:1] * 36}
-    model = replace(tiny_config, **EIGHT_B, **layers)
+    model = _eight_b(tiny_llama)
     memory = device_memory(model, replace(CUDA_CONFIG, capacity=256))
     assert 16.3e9 < memory.weights < 16.5e9
-    assert memory.total < 22e9
+    assert memory.total < 19e9
     slab = opening.slab_geometry(model, CUDA_CONFIG).slab_bytes
     assert memory.room(140 * 10**9) // slab > 256
+    assert device_memory(model, replace(CUDA_CONFIG, capacity=768)).total < 20e9
+
+
+def _eight_b(tiny_llama: Path) -> ModelConfig:
+    tiny_config = open_checkpoint(tiny_llama).config
+    layers = {"layer_windows": (None,) * 36, "layer_ropes": tiny_config.layer_ropes[:1] * 36}
+    return replace(tiny_config, **EIGHT_B, **layers)
 
 
 EIGHT_B = {
@@ -147,9 +165,26 @@ EIGHT_B = {
 def test_room_for_sessions_depends_on_the_backend(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = open_checkpoint(tiny_llama).config
     monkeypatch.setattr(opening, "free_memory", lambda device: 10**10 if device.type == "cuda" else 7)
-    assert opening.room_for_sessions(model, EngineConfig(backend=BackendChoice.CPU)) == 7
-    room = opening.room_for_sessions(model, CUDA_CONFIG)
+    assert opening.room_for_sessions(model, EngineConfig(backend=BackendChoice.CPU), 4) == 7
+    room = opening.room_for_sessions(model, CUDA_CONFIG, 4)
     assert room == 10**10 - device_memory(model, CUDA_CONFIG).total
+
+
+@pytest.mark.parametrize("numerics", Numerics)
+@pytest.mark.parametrize("free", [24e9, 80e9, 140e9])
+def test_buffers_are_made_for_the_sessions_that_fit(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, free: float, numerics: Numerics
+) -> None:
+    """However many were asked for: their buffers would leave a small device no room at all."""
+    monkeypatch.setattr(opening, "free_memory", lambda _: int(free))
+    model, config = _eight_b(tiny_llama), replace(CUDA_CONFIG, numerics=numerics)
+    slab = opening.slab_geometry(model, config).slab_bytes
+    capacity = opening.room_for_sessions(model, config, 4096) // slab
+    for sessions in range(1, capacity + 1):
+        device_memory(model, replace(config, capacity=sessions)).check(sessions, slab, int(free))
+    with pytest.raises(ConfigError, match="does not fit"):
+        more = capacity + capacity // 10 + 2
+        device_memory(model, replace(config, capacity=more)).check(more, slab, int(free))
 
 
 def test_the_device_backend_opens_on_a_cpu(tiny_llama: Path) -> None:
@@ -176,14 +211,39 @@ def test_heads_that_kernels_do_not_take_are_announced(
     assert opened.kernels == "torch (cpu)"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), torch.AcceleratorError("CUDA error: out of memory")],
+)
 def test_running_out_of_memory_is_a_setting_that_cannot_be(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     monkeypatch.setattr(opening, "open_device", full)
-    with pytest.raises(ConfigError, match="lower --memory-budget or --capacity: CUDA out of memory"):
+    words = r"4 slabs beside weights .* = .* bytes; lower --memory-budget or --capacity: CUDA .*out of memory"
+    with pytest.raises(ConfigError, match=words):
+        opening.open_backend(open_checkpoint(tiny_llama), CUDA_CONFIG)
+
+
+def test_a_device_that_cannot_even_be_asked(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(device: torch.device) -> int:
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+    monkeypatch.setattr(opening, "free_memory", full)
+    with pytest.raises(ConfigError, match="the CUDA device cannot be used; nvidia-smi .* out of memory"):
+        opening.room_for_sessions(open_checkpoint(tiny_llama).config, CUDA_CONFIG, 4)
+
+
+def test_another_error_at_the_start_stays_what_it_is(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("CUDA error: no kernel image is available")
+
+    monkeypatch.setattr(opening, "open_device", broken)
+    with pytest.raises(RuntimeError, match="no kernel image"):
         opening.open_backend(open_checkpoint(tiny_llama), CUDA_CONFIG)
 
 

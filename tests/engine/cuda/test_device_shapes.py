@@ -49,7 +49,7 @@ configurations = st.builds(
     ),
     st.integers(1, 3000),
     st.integers(1, 2100),
-    st.integers(0, 300),
+    st.integers(0, 6144),
     st.sampled_from(Numerics),
 )
 
@@ -88,6 +88,18 @@ def test_what_a_device_wants_by_default() -> None:
     assert StepShape(256, 2048, 128, 384) in mixed
     assert StepShape(0, 128, 64, 128) in mixed
     assert len(mixed) == 18
+
+
+@pytest.mark.parametrize("capacity", [300, 768, 2304, 4096, 20000])
+def test_larger_batches_take_few_more_graphs(capacity: int) -> None:
+    config = EngineConfig(backend=BackendChoice.CUDA, capacity=capacity)
+    ladder = Ladder(config)
+    assert len(ladder.captured) < 60
+    step = ladder.captured_mixed(min(capacity, 300), 2048, 1, min(capacity, 300) + 1)
+    assert step in ladder.captured
+    assert step.prompt_rows == 2048
+    two_prompts = ladder.captured_mixed(0, 2100, 2, 2)
+    assert two_prompts.prompt_rows <= 4096, "no prompt is padded to the whole budget"
 
 
 class Layouts:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,12 +23,15 @@ from kakeya.engine.cuda.shapes import Ladder, StepShape
 from kakeya.engine.cuda.tables import BUFFERS, StepTables
 from kakeya.engine.cuda.weights import DeviceWeights
 from kakeya.engine.cuda.workspace import Workspace, WorkspacePlan
-from kakeya.engine.runner import LaunchedStep
+from kakeya.engine.device import is_lost
+from kakeya.engine.runner import LaunchedStep, Reduction
 from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.slab import SlabPool
 from kakeya.kernels.gpu import GpuKernels
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
 from kakeya.types import Numerics
+
+T = TypeVar("T")
 
 
 class CudaBackend:
@@ -76,6 +80,9 @@ class CudaBackend:
     def runs_ahead(self) -> bool:
         return True
 
+    def is_lost(self) -> bool:
+        return is_lost(self._pool.device)
+
     def launch(
         self,
         segments: Sequence[Segment],
@@ -113,15 +120,12 @@ class CudaBackend:
         self._tables.send(tables, requests, step.shape)
         return partial(self._replay, step.shape)
 
-    def score(self, segment: Segment) -> Tensor:
+    def score(self, segment: Segment, reduce: Reduction[T]) -> list[T]:
         tables = self._tables.begin()
         step = self._arranger.arrange(tables, [segment], segment.rows, captured=False)
         self._tables.send(tables, (), step.shape)
         self._decoder.run(step)
-        scores = torch.empty(segment.rows, self.vocab_size)
-        for first, logits in self._logits(step, segment.rows):
-            scores[first : first + len(logits)] = logits
-        return scores
+        return [reduce(segment.start + first, logits) for first, logits in self._logits(step, segment.rows)]
 
     def _fetched(self, count: int) -> ChosenTokens:
         """What the step that was just launched chooses, as soon as it has."""

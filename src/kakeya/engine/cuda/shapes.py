@@ -13,7 +13,7 @@ _FIRST_RUNGS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96)
 # From here on attention is not split, and any number of rows will do.
 _FEW_ROWS = 64
 # Prompt rows beside decoding ones.
-_PROMPT_RUNGS = (128, 256, 512, 1024, 2048)
+_PROMPT_RUNGS = (128, 256, 512, 1024, 2048, 4096)
 _DECODE_BESIDE_PROMPTS = (0, 64, 256, 1024)
 # Rows of prompts and drafts whose logits a captured step can give, beside those of its decode rows.
 _LOGITS_BESIDE = 128
