@@ -30,7 +30,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def oracle(tiny_llama: Path) -> Oracle:
-    return Oracle(tiny_llama)
+    return Oracle.of_directory(tiny_llama)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,9 @@ and keys not at all. No cache, no ring, no slots.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -65,11 +67,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class Oracle:
-    """A Llama checkpoint read with safetensors alone and run over whole histories."""
+    """A Llama run over whole histories: its config.json and its float32 tensors by name."""
 
-    def __init__(self, directory: Path) -> None:
-        self.config = json.loads((directory / "config.json").read_text())
-        self.tensors = load_file(directory / "model.safetensors")
+    def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self.config, self.tensors = config, tensors
+
+    @classmethod
+    def of_directory(cls, directory: Path) -> "Oracle":
+        """A checkpoint read with safetensors alone."""
+        config = json.loads((directory / "config.json").read_text())
+        return cls(config, load_file(directory / "model.safetensors"))
 
     def logits(self, tokens: list[int], sink: int, window: int) -> Tensor:
         """Next-token logits after each token [T, vocab]."""
