@@ -1,8 +1,7 @@
 """The engine: one thread owns the model, the pool and the device.
 
-Other threads talk to it through calls that queue in a bounded inbox and through event streams.
-`_step` is the whole loop: plan → launch → judge → commit → emit. On a device that runs ahead, the next
-step is launched before the last one is judged, and computed while its tokens are emitted.
+Other threads talk to it through calls that queue in a bounded inbox and through event streams. The thread
+answers calls, ends what is to be ended, and steps (`stepping`): plan → launch → judge → commit → emit.
 """
 
 import logging
@@ -10,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence as Tokens
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -18,58 +16,36 @@ import torch
 from torch import Tensor
 
 from kakeya.config import EngineConfig
-from kakeya.engine.batch import PENDING, Segment, prefill_segment
+from kakeya.engine.batch import Segment, prefill_segment
 from kakeya.engine.checks import check_count, check_tokens
-from kakeya.engine.constraint import Constraint, is_last
-from kakeya.engine.drafting import Drafter, accepted, sample_requests
+from kakeya.engine.constraint import Constraint
+from kakeya.engine.drafting import Drafter
+from kakeya.engine.ending import Ending
 from kakeya.engine.inbox import Inbox
 from kakeya.engine.observer import EngineObserver, Unobserved
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.request import Follower, Request
-from kakeya.engine.runner import Backend, Failed, LaunchedStep, Reduction, StepResult
-from kakeya.engine.sampler import SampleRequest
-from kakeya.engine.scheduler import Scheduler, request_of
+from kakeya.engine.runner import Backend, Reduction
+from kakeya.engine.scheduler import Scheduler
 from kakeya.engine.scoring import score_blocks
 from kakeya.engine.sequence import Sequence
 from kakeya.engine.state import SequenceState, restore, snapshot
+from kakeya.engine.stepping import Stepper
 from kakeya.engine.stream import EventStream
+from kakeya.engine.watch import Watch
 from kakeya.errors import (
     DeviceLost,
     HistoryMismatch,
     InvalidArgument,
-    InvariantViolation,
     KakeyaError,
     ResourceExhausted,
-    SessionBusy,
     SessionNotFound,
-    StepFailed,
     Unavailable,
 )
-from kakeya.types import SamplingParams, StopReason, TokenEvent, TruncatedEvent
+from kakeya.types import SamplingParams
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A planned batch on its way.
-
-    `may_be_followed`: the next one can be launched before it is judged. `changes`: the scheduler's when it
-    was planned. `offset`: how many steps its segments have been repeated, a token further each time.
-    """
-
-    segments: Tokens[Segment]
-    launched: LaunchedStep
-    may_be_followed: bool
-    changes: int = 0
-    offset: int = 0
-
-    def moved(self) -> Tokens[Segment]:
-        """The segments where this step has them."""
-        if not self.offset:
-            return self.segments
-        return [replace(s, start=s.start + self.offset, tokens=[PENDING]) for s in self.segments]
 
 
 class Engine:
@@ -91,8 +67,12 @@ class Engine:
         self._observer = observer or Unobserved()
         self._drafter = Drafter(proposer, backend.vocab_size)
         self._scheduler = Scheduler(config)
-        self._inbox = Inbox(config.max_waiting, self._watched)
-        self._in_flight: _Step | None = None
+        self._watch = Watch(backend)
+        self._ending = Ending(self._scheduler, backend.pool, self._observer)
+        self._stepper = Stepper(
+            backend, config, self._scheduler, self._drafter, self._ending, self._observer, self._watch
+        )
+        self._inbox = Inbox(config.max_waiting, self._watch)
         self._draining = False
         self._stopping = False
         self._drained = threading.Event()
@@ -130,15 +110,15 @@ class Engine:
 
     def read(self, sequence: Sequence, view: Callable[[Sequence], T]) -> T:
         """A consistent look at a sequence: `view` runs on the engine thread."""
-        return self._inbox.ask(lambda: view(self._settled(sequence)))
+        return self._inbox.ask(lambda: view(self._ending.settled(sequence)))
 
     def read_all(self, sequences: Iterable[Sequence], view: Callable[[Sequence], T]) -> list[T]:
         """The same look at many sequences at one moment."""
-        return self._inbox.ask(lambda: [view(self._settled(sequence)) for sequence in sequences])
+        return self._inbox.ask(lambda: [view(self._ending.settled(sequence)) for sequence in sequences])
 
     def rest(self, sequence: Sequence) -> None:
         """See to it that a cancelled generate is over. Raises SessionBusy for one that goes on."""
-        self._inbox.ask(lambda: self._resting(sequence))
+        self._inbox.ask(lambda: self._ending.resting(sequence))
 
     def fork(self, sequence: Sequence) -> Sequence:
         """An independent copy of a resting sequence, on a slab of its own."""
@@ -147,7 +127,7 @@ class Engine:
     def export_state(self, sequence: Sequence, notes: str = "") -> SequenceState:
         """A copy of a resting sequence's whole state."""
         fingerprint = self._backend.fingerprint
-        return self._inbox.ask(lambda: snapshot(self._resting(sequence), fingerprint, notes))
+        return self._inbox.ask(lambda: snapshot(self._ending.resting(sequence), fingerprint, notes))
 
     def import_state(self, state: SequenceState, owner: str) -> Sequence:
         """A new sequence that continues where `state` was taken."""
@@ -187,7 +167,7 @@ class Engine:
         except KakeyaError:
             raise
         except Exception as error:
-            self._inbox.ask(partial(self._raise_if_lost, error))
+            self._inbox.ask(partial(self._watch.raise_if_lost, error))
             raise
 
     def shutdown(self) -> None:
@@ -201,7 +181,7 @@ class Engine:
     def _run(self) -> None:
         try:
             with torch.inference_mode():
-                self._watched(self._loop)
+                self._watch(self._loop)
         except BaseException as error:
             self._die(error)
         else:
@@ -211,152 +191,15 @@ class Engine:
 
     def _loop(self) -> None:
         while not self._stopping:
-            self._inbox.answer(wait=self._in_flight is None and not self._scheduler.has_work())
-            self._end_requests()
-            self._step()
+            self._inbox.answer(wait=not self._stepper.has_work)
+            self._ending.end_requests()
+            self._stepper.step()
             if self._draining and not self._scheduler.active:
                 self._drained.set()
         for sequence in list(self._scheduler.active):
-            self._cancel(sequence)
+            self._ending.cancel(sequence)
         self._inbox.close()
         self._inbox.answer(wait=False)
-
-    def _step(self) -> None:
-        """Launch the next step, then judge the one before it, or this one if it must not be followed."""
-        before = self._in_flight
-        step = self._in_flight = self._repeat(before) or self._launch(self._plan())
-        if before is not None:
-            self._judge(before)
-        if step is not None and step is self._in_flight and not step.may_be_followed:
-            self._in_flight = None
-            self._judge(step)
-
-    def _plan(self) -> Tokens[Segment]:
-        ready = self._scheduler.ready()
-        drafts = self._drafter.propose(ready, self._scheduler.draft_limit)
-        segments = self._scheduler.plan(ready, drafts)
-        for segment in segments:
-            request_of(segment.sequence).planned(self._observer)
-        return segments
-
-    def _repeat(self, before: _Step | None) -> _Step | None:
-        """One more token of each session that the step before had, if that is what a plan would be."""
-        if before is None or before.changes != self._scheduler.changes:
-            return None
-        if not self._scheduler.may_repeat(before.segments):
-            return None
-        self._scheduler.repeat(before.segments)
-        for segment in before.segments:
-            segment.sequence.slab.written += 1
-            request_of(segment.sequence).in_flight += 1
-        launched = self._launched(lambda: self._backend.follow(before.launched))
-        return replace(before, launched=launched, offset=before.offset + 1)
-
-    def _launch(self, segments: Tokens[Segment]) -> _Step | None:
-        if not segments:
-            return None
-        for segment in segments:
-            if segment.logit_rows:
-                request_of(segment.sequence).in_flight += 1
-        try:
-            for segment in segments:
-                segment.sequence.slab.reserve(segment.rows)
-            requests = [r for s in segments for r in sample_requests(s, self._config.cache.capacity)]
-        except Exception as error:
-            return _Step(segments, Failed(error), may_be_followed=False)
-        hidden_layers = self._drafter.hidden_layers
-        launched = self._launched(lambda: self._backend.launch(segments, requests, hidden_layers))
-        followed = self._may_be_followed(segments, requests)
-        return _Step(segments, launched, followed, self._scheduler.changes)
-
-    def _launched(self, launch: Callable[[], LaunchedStep]) -> LaunchedStep:
-        """What cannot be launched fails when it is judged, behind what was launched before it."""
-        try:
-            return launch()
-        except Exception as error:
-            return Failed(error)
-
-    def _may_be_followed(self, segments: Tokens[Segment], requests: Tokens[SampleRequest]) -> bool:
-        """Nothing but single tokens that go on, none of which anything on the host must see before the next.
-
-        Rows beyond the spare slots are undone by putting back what they overwrote: not while more follow.
-        """
-        if not self._backend.runs_ahead or self._drafter.is_active:
-            return False
-        goes_on = all(s.rows == 1 and request_of(s.sequence).emitted for s in segments)
-        return goes_on and all(request.is_plain for request in requests)
-
-    def _judge(self, step: _Step) -> None:
-        """Wait for a step and keep what may be kept of it."""
-        try:
-            result = self._watched(step.launched.result)
-        except DeviceLost:
-            raise
-        except Exception as error:
-            self._retry_alone(step.moved(), error)
-            return
-        if step.may_be_followed:
-            for segment, token in zip(step.segments, result.sampled, strict=True):
-                if not segment.is_stale:
-                    self._go_on(segment.sequence, request_of(segment.sequence), token)
-            return
-        row, logit_row = 0, 0
-        for segment in step.segments:
-            if not segment.is_stale:
-                sampled = result.sampled[logit_row : logit_row + segment.logit_rows]
-                self._judge_segment(segment, sampled, result, row)
-            row += segment.rows
-            logit_row += segment.logit_rows
-
-    def _go_on(self, sequence: Sequence, request: Request, token: TokenEvent) -> None:
-        """Emit a plain token; if it was the last one, forget what was launched behind it."""
-        computed = len(sequence.tokens)
-        sequence.tokens.append(token.token_id)
-        request.in_flight -= 1
-        request.emit(token, self._observer)
-        self._finish_if_last(sequence, request, token)
-        if request.finished:
-            sequence.slab.written = computed
-            self._settled(sequence)
-
-    def _finish_if_last(self, sequence: Sequence, request: Request, token: TokenEvent) -> None:
-        if is_last(token.token_id, sequence.eos_token_ids, request.constraint):
-            request.finish(StopReason.EOS)
-        elif request.emitted == request.max_tokens:
-            request.finish(StopReason.MAX_TOKENS)
-
-    def _judge_segment(
-        self, segment: Segment, sampled: Tokens[TokenEvent], result: StepResult, row: int
-    ) -> None:
-        """A failure is this segment's own from here on: others are committed."""
-        try:
-            chosen = accepted(segment, sampled)
-        except Exception as error:
-            self._fail_request(segment.sequence, error)
-            return
-        kept = segment.rows - (segment.draft_count - max(0, len(chosen) - 1))
-        if self._drafter.is_active:
-            self._drafter.observe(segment, result.hidden, slice(row, row + kept))
-        self._commit(segment, kept, chosen)
-
-    def _commit(self, segment: Segment, kept: int, chosen: Tokens[TokenEvent]) -> None:
-        """Keep the accepted rows, forget the rest, and emit the chosen tokens."""
-        sequence, request = segment.sequence, request_of(segment.sequence)
-        sequence.slab.written = segment.start + kept
-        if not request.emitted:
-            self._observer.prompt_computed(kept)
-        if segment.draft_count:
-            request.judged(segment.draft_count, segment.rows - kept, self._observer)
-        if chosen:
-            request.in_flight -= 1
-            if not request.emitted and sequence.dropped:
-                request.stream.put(TruncatedEvent(sequence.dropped))
-        for token in chosen:
-            sequence.tokens.append(token.token_id)
-            request.emit(token, self._observer)
-        if chosen:
-            self._finish_if_last(sequence, request, chosen[-1])
-        self._settled(sequence)
 
     # What the calls do.
 
@@ -367,18 +210,18 @@ class Engine:
 
     def _append(self, sequence: Sequence, token_ids: Tokens[int], expected_length: int | None) -> int:
         self._refuse_when_draining()
-        self._resting(sequence)
+        self._ending.resting(sequence)
         if expected_length is not None and expected_length != sequence.committed:
             raise HistoryMismatch(
                 f"expected_history_length is {expected_length}, the history has {sequence.committed} tokens"
             )
         sequence.append(token_ids)
-        self._count_evicted(sequence)
+        self._ending.count_evicted(sequence)
         return sequence.committed
 
     def _generate(self, sequence: Sequence, request: Request) -> EventStream:
         self._refuse_when_draining()
-        self._resting(sequence)
+        self._ending.resting(sequence)
         if not sequence.tokens:
             raise InvalidArgument("cannot generate on an empty session: append at least one token first")
         if len(self._scheduler.active) >= self._config.max_waiting:
@@ -389,7 +232,9 @@ class Engine:
         return request.stream
 
     def _fork(self, sequence: Sequence) -> Sequence:
-        copy = self._open(self._resting(sequence).owner, tuple(sequence.eos_token_ids), sequence.slab.sink)
+        copy = self._open(
+            self._ending.resting(sequence).owner, tuple(sequence.eos_token_ids), sequence.slab.sink
+        )
         with self._released_on_failure(copy):
             copy.copy_from(sequence)
         return copy
@@ -411,15 +256,15 @@ class Engine:
             raise
 
     def _close(self, sequence: Sequence) -> int:
-        if self._settled(sequence).request is not None:
-            self._cancel(sequence)
+        if self._ending.settled(sequence).request is not None:
+            self._ending.cancel(sequence)
         if sequence.error is None:
             sequence.error = SessionNotFound("the session is closed")
             self._backend.pool.release(sequence.slab)
         return sequence.committed
 
     def _close_if(self, sequence: Sequence, unwanted: Callable[[Sequence], bool]) -> bool:
-        if not unwanted(self._settled(sequence)):
+        if not unwanted(self._ending.settled(sequence)):
             return False
         self._close(sequence)
         return True
@@ -432,139 +277,7 @@ class Engine:
         sequence.commit_taken()
         return reduced
 
-    # How requests end.
-
-    def _settled(self, sequence: Sequence) -> Sequence:
-        """The sequence itself, once all that its reader has taken is history.
-
-        A finished request ends here, when its reader has taken the last token.
-        """
-        if sequence.error is not None:
-            return sequence
-        request = sequence.request
-        try:
-            self._commit_taken(sequence)
-        except InvariantViolation as error:
-            self._fail_sequence(sequence, error)
-            return sequence
-        if request is not None and request.finished and request.stream.unread_after_pause() == 0:
-            self._commit_taken(sequence)
-            self._release(sequence)
-        return sequence
-
-    def _resting(self, sequence: Sequence) -> Sequence:
-        """The sequence itself, if it is usable and not generating; a cancel asked for comes first."""
-        if sequence.request is not None and sequence.request.stream.cancel_requested:
-            self._cancel(sequence)
-        if sequence.error is None and self._settled(sequence).request is not None:
-            raise SessionBusy("the session is generating: read its stream to the end or cancel it")
-        if sequence.error is not None:
-            raise sequence.error
-        return sequence
-
-    def _end_requests(self) -> None:
-        """Cancel what its reader gave up, release what its reader has read to the end."""
-        for sequence in list(self._scheduler.active):
-            request = request_of(sequence)
-            if request.stream.cancel_requested:
-                self._cancel(sequence)
-            elif request.finished or request.taken_length != sequence.committed:
-                self._settled(sequence)
-
-    def _cancel(self, sequence: Sequence) -> None:
-        request = request_of(sequence)
-        request.stream.cut(lambda taken: request.done(StopReason.CANCELLED, taken))
-        self._take_back(sequence)
-
-    def _take_back(self, sequence: Sequence) -> None:
-        """End a request whose stream was cut: what the reader took stays, the rest is forgotten."""
-        try:
-            self._commit_taken(sequence)
-        except InvariantViolation as error:
-            self._fail_sequence(sequence, error)
-            return
-        sequence.rollback()
-        self._release(sequence)
-
-    def _commit_taken(self, sequence: Sequence) -> None:
-        sequence.commit_taken()
-        self._count_evicted(sequence)
-
-    def _count_evicted(self, sequence: Sequence) -> None:
-        if dropped := sequence.newly_dropped():
-            self._observer.tokens_evicted(dropped)
-
-    def _release(self, sequence: Sequence) -> None:
-        """The request is over and the sequence rests."""
-        request = request_of(sequence)
-        self._scheduler.remove(sequence)
-        sequence.request = None
-        request.ended(self._observer)
-
-    def _retry_alone(self, segments: Tokens[Segment], error: Exception) -> None:
-        """A step raised: undo it, then run each segment by itself, so that only the guilty fail."""
-        self._discard_in_flight()
-        current = [segment for segment in segments if not segment.is_stale]
-        for segment in current:
-            segment.undo()
-        if len(segments) == 1:
-            for segment in current:
-                self._fail_request(segment.sequence, error)
-            return
-        log.warning("a step of %d segments failed, running them one by one: %r", len(segments), error)
-        for segment in current:
-            step = self._launch([segment.renewed()])
-            assert step is not None
-            self._judge(step)
-
-    def _discard_in_flight(self) -> None:
-        """Undo the step that was launched upon one that failed; its generates are planned anew."""
-        step, self._in_flight = self._in_flight, None
-        if step is not None:
-            for segment in step.moved():
-                segment.undo()
-
-    def _fail_request(self, sequence: Sequence, error: Exception) -> None:
-        if isinstance(error, InvariantViolation):
-            self._fail_sequence(sequence, error)
-            return
-        log.error("a generate failed", exc_info=error)
-        failure = error if isinstance(error, StepFailed) else StepFailed(f"the step failed: {error!r}")
-        request = request_of(sequence)
-        request.stream.cut(lambda taken: request.failed(failure))
-        self._take_back(sequence)
-
-    def _give_up(self, sequence: Sequence, error: Exception) -> None:
-        """End a request by an error, whatever state its sequence is in."""
-        request = request_of(sequence)
-        request.stream.cut(lambda taken: request.failed(error))
-        self._release(sequence)
-
-    def _fail_sequence(self, sequence: Sequence, error: InvariantViolation) -> None:
-        """The bookkeeping of this sequence is broken: fail it for good and free its slab."""
-        log.error("a session failed", exc_info=error)
-        sequence.fail(error)
-        self._observer.invariant_violated(error.invariant)
-        if sequence.request is not None:
-            self._give_up(sequence, error)
-        self._backend.pool.release(sequence.slab)
-
     # How the engine ends before its time.
-
-    def _watched(self, work: Callable[[], T]) -> T:
-        """What `work` gives or raises; DeviceLost where what it raised was the end of the device."""
-        try:
-            return work()
-        except KakeyaError:
-            raise  # in our own words, so the device is not what failed
-        except Exception as error:
-            self._raise_if_lost(error)
-            raise
-
-    def _raise_if_lost(self, error: Exception) -> None:
-        if self._backend.is_lost():
-            fault = (str(error) or repr(error)).splitlines()[0]
-            raise DeviceLost(f"the engine died: the device failed: {fault}") from error
 
     def _die(self, error: BaseException) -> None:
         """Nobody may wait for what will not come: end every request, refuse every call."""
@@ -573,18 +286,8 @@ class Engine:
         self._draining = True
         self.ended.set_result(reason)
         for sequence in list(self._scheduler.active):
-            self._bury(sequence, Unavailable(reason))
+            self._ending.bury(sequence, Unavailable(reason))
         self._inbox.refuse(reason)
-
-    def _bury(self, sequence: Sequence, error: Unavailable) -> None:
-        """End a request of the dead engine. An answer that is whole can still be read."""
-        try:
-            if request_of(sequence).finished:
-                self._release(sequence)
-            else:
-                self._give_up(sequence, error)
-        except Exception:
-            log.exception("a request could not be wound back")
 
     def _refuse_when_draining(self) -> None:
         if self._draining:
