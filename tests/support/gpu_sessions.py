@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kakeya.kernels import reference
-from kakeya.kernels.gpu import TILE_ROWS, AttentionShape, PromptTable, RowTable
+from kakeya.kernels.gpu import TILE_ROWS, AttentionLayer, AttentionShape, PromptTable, RowTable
 from support.gpu_bench import Bench
 
 LAYER, LAYERS = 1, 2
@@ -78,6 +78,10 @@ class Sessions:
             case.shape, bench.dtype, bench.device, prompt_rows=256, parts=16 * self.splits
         )
 
+    @property
+    def layer(self) -> AttentionLayer:
+        return AttentionLayer(self.pool, LAYER, self.case.shape, *self.norms, self.case.local_window)
+
     def block(self, session: int, rows: int) -> Block:
         """The session's next rows, at random."""
         case, start = self.case, self.lengths[session]
@@ -135,43 +139,22 @@ class Sessions:
         case, rows = self.case, sum(b.count for b in blocks)
         qkv, rotations = self.together(blocks, padding)
         out = self.bench.unset(rows + padding, case.heads * case.head_dim)
-        self.bench.kernels.decode_attention(
-            qkv,
-            self.pool,
-            LAYER,
-            *self.norms,
-            rotations,
-            self.row_table(blocks, padding),
-            case.shape,
-            case.local_window,
-            self.splits,
-            self.scratch,
-            out,
-        )
+        table = self.row_table(blocks, padding)
+        self.bench.kernels.decode_attention(qkv, self.layer, rotations, table, self.splits, self.scratch, out)
         return out[:rows]
 
     def store(self, blocks: Sequence[Block], padding: int = 0) -> None:
         qkv, rotations = self.together(blocks, padding)
         rows = self.row_table(blocks, padding)
-        self.bench.kernels.store_rows(qkv, self.pool, LAYER, self.norms[1], rotations, rows, self.case.shape)
+        self.bench.kernels.store_rows(qkv, self.layer, rotations, rows)
 
     def prompt(self, blocks: Sequence[Block], padding: int = 0) -> Tensor:
         """The blocks through prompt_attention."""
         case, rows = self.case, sum(b.count for b in blocks)
         qkv, rotations = self.together(blocks, padding)
         out = self.bench.unset(rows + padding, case.heads * case.head_dim)
-        self.bench.kernels.prompt_attention(
-            qkv,
-            self.pool,
-            LAYER,
-            *self.norms,
-            rotations,
-            self._prompt_table(blocks, padding),
-            case.shape,
-            case.local_window,
-            self.scratch,
-            out,
-        )
+        table = self._prompt_table(blocks, padding)
+        self.bench.kernels.prompt_attention(qkv, self.layer, rotations, table, self.scratch, out)
         return out[:rows]
 
     def _prompt_table(self, blocks: Sequence[Block], padding: int) -> PromptTable:

@@ -16,7 +16,7 @@ from kakeya.engine.cuda.shapes import Ladder
 from kakeya.engine.cuda.weights import load_weights
 from kakeya.engine.cuda.workspace import Workspace, WorkspacePlan
 from kakeya.engine.device import Moment, aside, delivered, fetched, host_buffer, received
-from kakeya.engine.slab import SlabPool
+from kakeya.engine.slab import SlabPool, slab_geometry
 from kakeya.errors import ConfigError, CorruptCheckpoint
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
 from kakeya.models.checkpoint import open_checkpoint
@@ -145,7 +145,7 @@ def test_a_large_model_on_a_large_device(tiny_llama: Path) -> None:
     memory = device_memory(model, replace(CUDA_CONFIG, capacity=256))
     assert 16.3e9 < memory.weights < 16.5e9
     assert memory.total < 19e9
-    slab = opening.slab_geometry(model, CUDA_CONFIG).slab_bytes
+    slab = slab_geometry(model, CUDA_CONFIG).slab_bytes
     assert memory.room(140 * 10**9) // slab > 256
     assert device_memory(model, replace(CUDA_CONFIG, capacity=768)).total < 20e9
 
@@ -178,7 +178,7 @@ def test_buffers_are_made_for_the_sessions_that_fit(
     """However many were asked for: their buffers would leave a small device no room at all."""
     monkeypatch.setattr(opening, "free_memory", lambda _: int(free))
     model, config = _eight_b(tiny_llama), replace(CUDA_CONFIG, numerics=numerics)
-    slab = opening.slab_geometry(model, config).slab_bytes
+    slab = slab_geometry(model, config).slab_bytes
     capacity = opening.room_for_sessions(model, config, 4096) // slab
     for sessions in range(1, capacity + 1):
         device_memory(model, replace(config, capacity=sessions)).check(sessions, slab, int(free))
@@ -262,7 +262,7 @@ def test_on_a_cpu_nothing_waits() -> None:
 
 def test_a_pool_that_a_device_cannot_hold(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
-    geometry = opening.slab_geometry(open_checkpoint(tiny_llama).config, tiny.engine_config())
+    geometry = slab_geometry(open_checkpoint(tiny_llama).config, tiny.engine_config())
     with pytest.raises(ConfigError, match="1,000 bytes are available"):
         SlabPool(geometry, 4, torch.device("cuda", 0))
 

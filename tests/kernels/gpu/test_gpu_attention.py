@@ -132,10 +132,10 @@ def test_padding_alone_touches_nothing(bench: Bench) -> None:
     strangers = [sessions.block(1, 1), sessions.block(0, 1)]
     rows = bench.rows([-1, -1], [0, 7], [0, 4])
     qkv, rotations = sessions.together(strangers, 0)
-    case, out = sessions.case, bench.unset(2, sessions.case.heads * sessions.case.head_dim)
-    arguments = (case.shape, 0, sessions.splits, sessions.scratch, out)
-    bench.kernels.decode_attention(qkv, sessions.pool, LAYER, None, None, rotations, rows, *arguments)
-    bench.kernels.store_rows(qkv, sessions.pool, LAYER, None, rotations, rows, case.shape)
+    case, layer = sessions.case, sessions.layer
+    out = bench.unset(2, case.heads * case.head_dim)
+    bench.kernels.decode_attention(qkv, layer, rotations, rows, sessions.splits, sessions.scratch, out)
+    bench.kernels.store_rows(qkv, layer, rotations, rows)
     assert same_bits(sessions.pool, before)
     assert not sessions.scratch.arrived.any()
 

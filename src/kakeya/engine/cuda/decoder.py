@@ -14,10 +14,18 @@ from kakeya.engine.cuda.arranging import Arrangement
 from kakeya.engine.cuda.products import Products
 from kakeya.engine.cuda.shapes import StepShape
 from kakeya.engine.cuda.tables import StepTables
-from kakeya.engine.cuda.weights import DeviceLayer, DeviceWeights
+from kakeya.engine.cuda.weights import DeviceWeights
 from kakeya.engine.cuda.workspace import Workspace
 from kakeya.engine.slab import SlabPool
-from kakeya.kernels.gpu import AttentionShape, ChoiceScratch, GpuKernels, RowTable, Scratch, splits_for
+from kakeya.kernels.gpu import (
+    AttentionLayer,
+    AttentionShape,
+    ChoiceScratch,
+    GpuKernels,
+    RowTable,
+    Scratch,
+    splits_for,
+)
 from kakeya.models.rope import YarnScaling, inverse_frequencies
 from kakeya.types import Numerics
 
@@ -45,12 +53,12 @@ class FusedDecoder:
     ) -> None:
         self._weights, self._model, self._kernels = weights, weights.config, kernels
         self._tables, self._space = tables, workspace
-        self._pool = pool.storage
         self._exact = numerics is Numerics.EXACT
         self._products = Products(self._exact)
         self._newest = torch.zeros(pool.storage.shape[0], dtype=torch.int32, device=pool.device)
         self._attention = attention_shape(weights, pool)
-        self._scratch = self._make_scratch(max_rows)
+        self._attention_layers = self._layers_over(pool.storage)
+        self._scratch = self._make_scratch(max_rows, pool.device)
         self._choosing = ChoiceScratch.of(len(workspace.logits), self._model.vocab_size, pool.device)
         self._ropes = self._rope_tables(pool.device)
         self._fuses_one_row = not self._exact and all(layer.is_plain for layer in weights.layers)
@@ -107,7 +115,7 @@ class FusedDecoder:
         self._kernels.add_norm(hidden, None, None, layers[0].input_norm, eps, normed)
         for index, layer in enumerate(layers):
             self._products(space.normed, layer.qkv, space.qkv, count)
-            self._attend(index, layer, step, rotations)
+            self._attend(index, step, rotations)
             self._products(space.attended, layer.output, space.projected, count)
             self._kernels.add_norm(hidden, projected, layer.post_attention_norm, layer.mlp_norm, eps, normed)
             self._products(space.normed, layer.gate_up, space.gate_up, count)
@@ -125,7 +133,7 @@ class FusedDecoder:
         hidden, qkv, attended, gated = (x[:1] for x in (space.hidden, space.qkv, space.attended, space.gated))
         for index, layer in enumerate(self._weights.layers):
             product(hidden, layer.qkv.weight, qkv, norm=layer.input_norm, eps=eps)
-            self._attend(index, layer, step, rotations)
+            self._attend(index, step, rotations)
             product(attended, layer.output.weight, hidden, residual=hidden)
             gate = self._model.activation
             product(hidden, layer.gate_up.weight, gated, norm=layer.mlp_norm, eps=eps, gate=gate)
@@ -134,56 +142,39 @@ class FusedDecoder:
                 tap(index, hidden)
         self._kernels.add_norm(hidden, None, None, self._weights.final_norm, eps, space.normed[:1])
 
-    def _attend(self, index: int, layer: DeviceLayer, step: Arrangement, rotations: Sequence[Tensor]) -> None:
+    def _attend(self, index: int, step: Arrangement, rotations: Sequence[Tensor]) -> None:
         space, kernels, shape = self._space, self._kernels, step.shape
-        turned = rotations[self._rope_of_layer[index]]
-        local = self._model.layer_windows[index] or 0
+        layer, turned = self._attention_layers[index], rotations[self._rope_of_layer[index]]
         for each in step.rounds:
             part = slice(each.first, each.first + each.count)
             rows, angles = self._tables.rows(each.first, each.count), turned[:, part]
             if each.has_neighbours:
-                kernels.store_rows(
-                    space.qkv[part], self._pool, index, layer.key_norm, angles, rows, self._attention
-                )
-            kernels.decode_attention(
-                space.qkv[part],
-                self._pool,
-                index,
-                layer.query_norm,
-                layer.key_norm,
-                angles,
-                rows,
-                self._attention,
-                local,
-                self._splits(each.count),
-                self._scratch,
-                space.attended[part],
-            )
+                kernels.store_rows(space.qkv[part], layer, angles, rows)
+            splits, out = self._splits(each.count), space.attended[part]
+            kernels.decode_attention(space.qkv[part], layer, angles, rows, splits, self._scratch, out)
         if shape.prompt_rows:
             part = slice(shape.decode_rows, shape.rows)
-            kernels.prompt_attention(
-                space.qkv[part],
-                self._pool,
-                index,
-                layer.query_norm,
-                layer.key_norm,
-                turned[:, part],
-                self._tables.prompt(shape),
-                self._attention,
-                local,
-                self._scratch,
-                space.attended[part],
-            )
+            prompt, out = self._tables.prompt(shape), space.attended[part]
+            kernels.prompt_attention(space.qkv[part], layer, turned[:, part], prompt, self._scratch, out)
 
     def _splits(self, rows: int) -> int:
         return EXACT_SPLITS if self._exact else splits_for(rows)
 
-    def _make_scratch(self, max_rows: int) -> Scratch:
+    def _layers_over(self, pool: Tensor) -> list[AttentionLayer]:
+        windows = self._model.layer_windows
+        return [
+            AttentionLayer(
+                pool, index, self._attention, layer.query_norm, layer.key_norm, windows[index] or 0
+            )
+            for index, layer in enumerate(self._weights.layers)
+        ]
+
+    def _make_scratch(self, max_rows: int, device: torch.device) -> Scratch:
         parts = EXACT_SPLITS * max_rows if self._exact else max(n * splits_for(n) for n in range(1, 65))
         return self._kernels.scratch(
             self._attention,
             self._weights.dtype,
-            self._pool.device,
+            device,
             prompt_rows=0 if self._exact else max_rows,
             parts=parts,
         )

@@ -45,6 +45,18 @@ class AttentionShape:
 
 
 @dataclass(frozen=True)
+class AttentionLayer:
+    """One layer's attention: where its keys and values lie, and how it looks at them."""
+
+    pool: Tensor  # element [slabs, layers, 2, kv_heads, slots, D]
+    index: int
+    shape: AttentionShape
+    query_norm: Tensor | None = None  # float32 [D]; both norms or neither
+    key_norm: Tensor | None = None
+    local_window: int = 0  # 0: none
+
+
+@dataclass(frozen=True)
 class RowTable:
     """Where each row belongs: int32 [rows] each, in storage that is refilled for every step.
 
@@ -171,37 +183,22 @@ class GpuKernels(Protocol):
     def decode_attention(
         self,
         qkv: Tensor,
-        pool: Tensor,
-        layer: int,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
+        layer: AttentionLayer,
         rotations: Tensor,
         rows: RowTable,
-        shape: AttentionShape,
-        local_window: int,
         splits: int,
         scratch: Scratch,
         out: Tensor,
     ) -> None:
         """Store each row's key and value in its slot and attend: out element [rows, heads * D].
 
-        qkv: element [rows, (heads + 2 kv_heads) * D], neither normed nor rotated. pool: element [slabs,
-        layers, 2, kv_heads, slots, D]. Norms: float32 [D], both or neither. rotations: as made above; a view
-        of some of its rows will do. local_window 0: none. splits: a power of two up to MAX_SPLITS. Rows of
-        one session may come together once store_rows has stored them: no row sees a later one.
+        qkv: element [rows, (heads + 2 kv_heads) * D], neither normed nor rotated. rotations: as made above; a
+        view of some of its rows will do. splits: a power of two up to MAX_SPLITS. Rows of one session may
+        come together once store_rows has stored them: no row sees a later one.
         """
         ...
 
-    def store_rows(
-        self,
-        qkv: Tensor,
-        pool: Tensor,
-        layer: int,
-        key_norm: Tensor | None,
-        rotations: Tensor,
-        rows: RowTable,
-        shape: AttentionShape,
-    ) -> None:
+    def store_rows(self, qkv: Tensor, layer: AttentionLayer, rotations: Tensor, rows: RowTable) -> None:
         """Only the storing half of decode_attention, with the same bits. Of a session at most as many rows as
         displace nothing that the first of them sees: spare + 1, or up to the end of the first lap."""
         ...
@@ -209,14 +206,9 @@ class GpuKernels(Protocol):
     def prompt_attention(
         self,
         qkv: Tensor,
-        pool: Tensor,
-        layer: int,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
+        layer: AttentionLayer,
         rotations: Tensor,
         prompt: PromptTable,
-        shape: AttentionShape,
-        local_window: int,
         scratch: Scratch,
         out: Tensor,
     ) -> None:

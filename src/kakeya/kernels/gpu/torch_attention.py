@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kakeya.kernels.gpu.interface import AttentionShape, PromptTable, RowTable
+from kakeya.kernels.gpu.interface import AttentionLayer, AttentionShape, PromptTable, RowTable
 
 _ROWS_AT_ONCE = 16  # each gathers its whole slab
 
@@ -27,14 +27,13 @@ class Block:
     values: Tensor  # [rows, kv_heads, D]
 
 
-def prepare(
-    qkv: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, rotations: Tensor, shape: AttentionShape
-) -> Block:
+def prepare(qkv: Tensor, layer: AttentionLayer, rotations: Tensor) -> Block:
     """Norm each head, rotate keys once and queries twice."""
+    shape = layer.shape
     heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
     q, k, v = heads.split_with_sizes([shape.heads, shape.kv_heads, shape.kv_heads], 1)
-    q = q.float() if query_norm is None else normed(q, query_norm, shape.norm_eps)
-    k = k.float() if key_norm is None else normed(k, key_norm, shape.norm_eps)
+    q = q.float() if layer.query_norm is None else normed(q, layer.query_norm, shape.norm_eps)
+    k = k.float() if layer.key_norm is None else normed(k, layer.key_norm, shape.norm_eps)
     cos, sin, sink_cos, sink_sin = rotations
 
     def query(cos: Tensor, sin: Tensor) -> Tensor:
@@ -66,12 +65,17 @@ def put_real(target: Tensor, places: tuple[Tensor, ...], values: Tensor, real: T
     target.index_put_(places, values)
 
 
-def store(block: Block, slabs: Tensor, rows: RowTable) -> None:
-    """Keep each real row's key and value in its slot; slabs: [slabs, 2, kv_heads, slots, D], one layer's."""
-    slots, t, sink = slabs.shape[3], rows.positions, rows.sinks
+def _slabs(layer: AttentionLayer) -> Tensor:
+    """[slabs, 2, kv_heads, slots, D]"""
+    return layer.pool[:, layer.index]
+
+
+def store(block: Block, layer: AttentionLayer, rows: RowTable) -> None:
+    """Keep each real row's key and value in its slot."""
+    slots, t, sink = layer.shape.slots, rows.positions, rows.sinks
     slot = torch.where(t < sink, t, sink + torch.remainder(t - sink, (slots - sink).clamp(min=1)))
     slot = slot.clamp(max=slots - 1)  # whatever padding says
-    by_slot = slabs.permute(0, 3, 1, 2, 4)
+    by_slot = _slabs(layer).permute(0, 3, 1, 2, 4)
     put_real(by_slot, (rows.slabs, slot), torch.stack([block.keys, block.values], 1), rows.slabs >= 0)
 
 
@@ -84,10 +88,11 @@ class _Reach:
     seen_at: Tensor  # [rows]: where the sinks see the row
 
     @classmethod
-    def of(cls, rows: RowTable, shape: AttentionShape, local_window: int) -> "_Reach":
-        local = local_window or shape.capacity
-        seen_at = rows.positions.clamp(max=shape.capacity - 1)
-        return cls((shape.capacity - rows.sinks).clamp(max=local), local, seen_at)
+    def of(cls, rows: RowTable, layer: AttentionLayer) -> "_Reach":
+        capacity = layer.shape.capacity
+        local = layer.local_window or capacity
+        seen_at = rows.positions.clamp(max=capacity - 1)
+        return cls((capacity - rows.sinks).clamp(max=local), local, seen_at)
 
     def sees(self, positions: Tensor, is_sink: Tensor, t: Tensor) -> Tensor:
         """Whether the row at t [rows, 1] sees a column that holds one of `positions` [rows, columns]."""
@@ -123,20 +128,19 @@ def _parts(rows: int) -> Iterator[slice]:
     return (slice(first, first + _ROWS_AT_ONCE) for first in range(0, rows, _ROWS_AT_ONCE))
 
 
-def _gather(slabs: Tensor, rows: RowTable) -> tuple[Tensor, Tensor]:
-    held = slabs.index_select(0, rows.slabs.clamp(min=0)).double()
+def _gather(layer: AttentionLayer, rows: RowTable) -> tuple[Tensor, Tensor]:
+    held = _slabs(layer).index_select(0, rows.slabs.clamp(min=0)).double()
     return held[:, 0], held[:, 1]
 
 
-def attend_stored(
-    block: Block, slabs: Tensor, table: RowTable, shape: AttentionShape, local_window: int, out: Tensor
-) -> None:
+def attend_stored(block: Block, layer: AttentionLayer, table: RowTable, out: Tensor) -> None:
     """Attend to slabs that hold the rows already."""
+    shape = layer.shape
     for part in _parts(len(out)):
         rows = RowTable(table.slabs[part], table.positions[part], table.sinks[part])
-        keys, values = _gather(slabs, rows)
+        keys, values = _gather(layer, rows)
         position, is_sink, held = _held_positions(rows.positions, rows.sinks, shape.slots)
-        seen = held & _Reach.of(rows, shape, local_window).sees(position, is_sink, rows.positions[:, None])
+        seen = held & _Reach.of(rows, layer).sees(position, is_sink, rows.positions[:, None])
         weights = _softmax(_scores(block, part, keys, "rghd,rgcd->rghc", is_sink, shape), seen)
         out[part].copy_((weights @ _only(values, seen)).flatten(1))
 
@@ -167,17 +171,15 @@ class PromptRows:
         return cls(RowTable(slabs, positions, sinks), starts, prompt.row_segments, lasting)
 
 
-def attend_block(
-    block: Block, slabs: Tensor, prompt: PromptRows, shape: AttentionShape, local_window: int, out: Tensor
-) -> None:
+def attend_block(block: Block, layer: AttentionLayer, prompt: PromptRows, out: Tensor) -> None:
     """Attend to what slabs held before the rows came, and to the rows themselves."""
-    table = prompt.table
+    table, shape = prompt.table, layer.shape
     new_keys, new_values = block.keys.double(), block.values.double()
     broken = (~new_values.isfinite()).double()
     for part in _parts(len(out)):
         rows = RowTable(table.slabs[part], table.positions[part], table.sinks[part])
-        t, reach = rows.positions[:, None], _Reach.of(rows, shape, local_window)
-        keys, values = _gather(slabs, rows)
+        t, reach = rows.positions[:, None], _Reach.of(rows, layer)
+        keys, values = _gather(layer, rows)
         position, is_sink, held = _held_positions(prompt.starts[part] - 1, rows.sinks, shape.slots)
         old_seen = held & reach.sees(position, is_sink, t)
         old = _scores(block, part, keys, "rghd,rgcd->rghc", is_sink, shape)

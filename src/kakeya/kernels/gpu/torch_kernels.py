@@ -12,6 +12,7 @@ from kakeya.kernels.gpu import torch_attention, torch_choice
 from kakeya.kernels.gpu.choice_scratch import ChoiceScratch
 from kakeya.kernels.gpu.interface import (
     Activation,
+    AttentionLayer,
     AttentionShape,
     ChoiceTable,
     PromptTable,
@@ -90,55 +91,35 @@ class TorchKernels:
     def decode_attention(
         self,
         qkv: Tensor,
-        pool: Tensor,
-        layer: int,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
+        layer: AttentionLayer,
         rotations: Tensor,
         rows: RowTable,
-        shape: AttentionShape,
-        local_window: int,
         splits: int,
         scratch: Scratch,
         out: Tensor,
     ) -> None:
         del splits, scratch
-        block = torch_attention.prepare(qkv, query_norm, key_norm, rotations, shape)
-        torch_attention.store(block, pool[:, layer], rows)
-        torch_attention.attend_stored(block, pool[:, layer], rows, shape, local_window, out)
+        block = torch_attention.prepare(qkv, layer, rotations)
+        torch_attention.store(block, layer, rows)
+        torch_attention.attend_stored(block, layer, rows, out)
 
-    def store_rows(
-        self,
-        qkv: Tensor,
-        pool: Tensor,
-        layer: int,
-        key_norm: Tensor | None,
-        rotations: Tensor,
-        rows: RowTable,
-        shape: AttentionShape,
-    ) -> None:
-        block = torch_attention.prepare(qkv, None, key_norm, rotations, shape)
-        torch_attention.store(block, pool[:, layer], rows)
+    def store_rows(self, qkv: Tensor, layer: AttentionLayer, rotations: Tensor, rows: RowTable) -> None:
+        torch_attention.store(torch_attention.prepare(qkv, layer, rotations), layer, rows)
 
     def prompt_attention(
         self,
         qkv: Tensor,
-        pool: Tensor,
-        layer: int,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
+        layer: AttentionLayer,
         rotations: Tensor,
         prompt: PromptTable,
-        shape: AttentionShape,
-        local_window: int,
         scratch: Scratch,
         out: Tensor,
     ) -> None:
         del scratch
-        block = torch_attention.prepare(qkv, query_norm, key_norm, rotations, shape)
-        rows = torch_attention.PromptRows.of(prompt, shape)
-        torch_attention.attend_block(block, pool[:, layer], rows, shape, local_window, out)
-        torch_attention.store(block, pool[:, layer], rows.lasting)
+        block = torch_attention.prepare(qkv, layer, rotations)
+        rows = torch_attention.PromptRows.of(prompt, layer.shape)
+        torch_attention.attend_block(block, layer, rows, out)
+        torch_attention.store(block, layer, rows.lasting)
 
     def choose(
         self,

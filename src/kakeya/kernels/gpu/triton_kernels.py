@@ -11,6 +11,7 @@ from kakeya.kernels.gpu.interface import (
     MAX_SPLITS,
     TILE_ROWS,
     Activation,
+    AttentionLayer,
     AttentionShape,
     ChoiceTable,
     PromptTable,
@@ -126,27 +127,22 @@ class TritonKernels:
     def decode_attention(
         self,
         qkv: Tensor,
-        pool: Tensor,
-        layer: int,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
+        layer: AttentionLayer,
         rotations: Tensor,
         rows: RowTable,
-        shape: AttentionShape,
-        local_window: int,
         splits: int,
         scratch: Scratch,
         out: Tensor,
     ) -> None:
-        count = len(qkv)
+        shape, count = layer.shape, len(qkv)
         assert launches.power_of_two(splits) == splits <= MAX_SPLITS, f"{splits} splits"
         assert splits == 1 or count * splits <= len(scratch.parts), f"{count} rows in {splits} splits"
         decode.decode_attention[(count * shape.kv_heads, splits)](
             qkv,
-            pool,
+            layer.pool,
             rotations,
-            rotations if query_norm is None else query_norm,
-            rotations if key_norm is None else key_norm,
+            rotations if layer.query_norm is None else layer.query_norm,
+            rotations if layer.key_norm is None else layer.key_norm,
             rows.slabs,
             rows.positions,
             rows.sinks,
@@ -154,7 +150,7 @@ class TritonKernels:
             scratch.parts,
             scratch.stats,
             scratch.arrived,
-            *_place(pool, layer),
+            *_place(layer),
             qkv.stride(0),
             out.stride(0),
             rotations.stride(0),
@@ -163,38 +159,30 @@ class TritonKernels:
             shape.scale,
             shape.norm_eps,
             shape.softcap,
-            local_window,
+            layer.local_window,
             KV_HEADS=shape.kv_heads,
             GROUP=shape.group,
             ROWS=max(launches.MATRIX_ROWS, launches.power_of_two(shape.group)),
             D=shape.head_dim,
             BLOCK=launches.ATTENTION_BLOCK,
             SPLITS=splits,
-            QK_NORM=query_norm is not None,
+            QK_NORM=layer.query_norm is not None,
             CAPPED=shape.softcap > 0,
-            num_warps=launches.decode_warps(shape.head_dim, pool.itemsize, splits),
-            num_stages=launches.attention_stages(shape.head_dim, pool.itemsize),
+            num_warps=launches.decode_warps(shape.head_dim, layer.pool.itemsize, splits),
+            num_stages=launches.attention_stages(shape.head_dim, layer.pool.itemsize),
         )
 
-    def store_rows(
-        self,
-        qkv: Tensor,
-        pool: Tensor,
-        layer: int,
-        key_norm: Tensor | None,
-        rotations: Tensor,
-        rows: RowTable,
-        shape: AttentionShape,
-    ) -> None:
+    def store_rows(self, qkv: Tensor, layer: AttentionLayer, rotations: Tensor, rows: RowTable) -> None:
+        shape = layer.shape
         decode.store_rows[(len(qkv), shape.kv_heads)](
             qkv,
-            pool,
+            layer.pool,
             rotations,
-            rotations if key_norm is None else key_norm,
+            rotations if layer.key_norm is None else layer.key_norm,
             rows.slabs,
             rows.positions,
             rows.sinks,
-            *_place(pool, layer),
+            *_place(layer),
             qkv.stride(0),
             rotations.stride(0),
             shape.slots,
@@ -202,31 +190,27 @@ class TritonKernels:
             HEADS=shape.heads,
             KV_HEADS=shape.kv_heads,
             D=shape.head_dim,
-            QK_NORM=key_norm is not None,
+            QK_NORM=layer.key_norm is not None,
             num_warps=1,
         )
 
     def prompt_attention(
         self,
         qkv: Tensor,
-        pool: Tensor,
-        layer: int,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
+        layer: AttentionLayer,
         rotations: Tensor,
         prompt: PromptTable,
-        shape: AttentionShape,
-        local_window: int,
         scratch: Scratch,
         out: Tensor,
     ) -> None:
+        shape = layer.shape
         assert len(qkv) <= len(scratch.queries), f"{len(qkv)} prompt rows, room for {len(scratch.queries)}"
         heads = {"HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "D": shape.head_dim}
         prompting.prepare_rows[(len(qkv), shape.heads + shape.kv_heads)](
             qkv,
             rotations,
-            rotations if query_norm is None else query_norm,
-            rotations if key_norm is None else key_norm,
+            rotations if layer.query_norm is None else layer.query_norm,
+            rotations if layer.key_norm is None else layer.key_norm,
             scratch.queries,
             scratch.sink_queries,
             scratch.keys,
@@ -235,7 +219,7 @@ class TritonKernels:
             shape.scale,
             shape.norm_eps,
             **heads,
-            QK_NORM=query_norm is not None,
+            QK_NORM=layer.query_norm is not None,
             num_warps=1,
         )
         prompting.prompt_attention[(len(prompt.tiles), shape.heads)](
@@ -243,31 +227,31 @@ class TritonKernels:
             scratch.sink_queries,
             scratch.keys,
             qkv,
-            pool,
+            layer.pool,
             out,
             prompt.tiles,
             prompt.segments,
-            *_place(pool, layer),
+            *_place(layer),
             qkv.stride(0),
             out.stride(0),
             shape.capacity,
             shape.slots,
             shape.softcap,
-            local_window,
+            layer.local_window,
             **heads,
             ROWS=TILE_ROWS,
             BLOCK=launches.ATTENTION_BLOCK,
             CAPPED=shape.softcap > 0,
-            num_warps=launches.prompt_warps(shape.head_dim, pool.itemsize),
-            num_stages=launches.attention_stages(shape.head_dim, pool.itemsize),
+            num_warps=launches.prompt_warps(shape.head_dim, layer.pool.itemsize),
+            num_stages=launches.attention_stages(shape.head_dim, layer.pool.itemsize),
         )
         prompting.keep_rows[(len(qkv), shape.kv_heads)](
             scratch.keys,
             qkv,
-            pool,
+            layer.pool,
             prompt.row_segments,
             prompt.segments,
-            *_place(pool, layer),
+            *_place(layer),
             qkv.stride(0),
             shape.slots,
             **heads,
@@ -368,7 +352,7 @@ class TritonKernels:
         )
 
 
-def _place(pool: Tensor, layer: int) -> tuple[int, int, int, int]:
-    """Where a layer lies in its slab, and the strides of slabs, of keys to values, and of key heads."""
-    slab, layers, kinds, heads = pool.stride()[:4]
-    return layer * layers, slab, kinds, heads
+def _place(layer: AttentionLayer) -> tuple[int, int, int, int]:
+    """Where it lies in its slab, and the strides of slabs, of keys to values, and of key heads."""
+    slab, layers, kinds, heads = layer.pool.stride()[:4]
+    return layer.index * layers, slab, kinds, heads
