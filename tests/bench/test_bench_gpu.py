@@ -59,7 +59,10 @@ def test_every_part_finds_something(reports: list[Report]) -> None:
     ]
     assert all(row["tokens_per_second"]["median"] > 0 for row in results["transformers"])
     assert [row["equal_tokens"] for row in results["parity"]] == [QUICK.parity_tokens] * 2
-    assert len(results["seconds"]) == 15, "two of sixteen jobs have the same name here"
+    kernels = [(row["shape"], row["operation"]) for row in results["kernels"]]
+    assert kernels.count(("tiny-qwen3", "decode_attention")) == len(QUICK.large_rows)
+    assert kernels.count(("tiny-llama", "prompt_attention")) == 1
+    assert len(results["seconds"]) == 17, "two of eighteen jobs have the same name here"
 
 
 def test_the_report_is_whole_and_shows_itself(reports: list[Report], chat_model: Path) -> None:
@@ -90,7 +93,7 @@ def test_it_writes_down_what_it_has_after_each_job() -> None:
     assert seen[-1][0] == 1.0
     absent = {each["part"]: each["why"] for each in report.results["absent"]}
     assert absent == dict.fromkeys(
-        ["steps", "prompt", "exact", "runtime", "transformers", "parity"], "not asked for"
+        ["steps", "prompt", "exact", "runtime", "kernels", "transformers", "parity"], "not asked for"
     )
 
 
@@ -119,7 +122,10 @@ def test_contenders_come_one_by_one_and_the_riskiest_last() -> None:
         "generate, 64 sessions",
         "generate_batch, 64 sessions",
     ]
-    assert list(gpu_parts.jobs(FULL, None))[-1].work == peers[-1]
+    jobs = list(gpu_parts.jobs(FULL, None))
+    assert jobs[-1].work == peers[-1]
+    before = [(job.part, job.work) for job in jobs[: -len(peers)]]
+    assert before[-2:] == [(Part.KERNELS, FULL.large), (Part.KERNELS, FULL.small)]
 
 
 class ClearedWorkshop:
@@ -276,3 +282,8 @@ def test_everything_runs_on_a_device(chat_model: Path) -> None:
     assert [row["identical"] for row in report.results["parity"]] == [True, True]
     assert all(row["memory_growth"] is not None for row in report.results["runtime"])
     assert all(row["used"]["opened"] is not None for row in report.results["memory"])
+    for row in report.results["kernels"]:
+        assert {name: timing["captured"] for name, timing in row["timings"].items()} == {
+            "triton": True,
+            "torch": True,
+        }

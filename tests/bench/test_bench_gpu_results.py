@@ -22,6 +22,7 @@ from kakeya.bench.gpu_results import (
     exact_row,
     gpu_gates,
     history_row,
+    kernel_row,
     peer_row,
     prompt_row,
     runtime_row,
@@ -88,6 +89,18 @@ def full_results(**changes: Any) -> dict[str, Any]:
             runtime(LARGE, GREEDY, 23_100.0),
             runtime(SMALL, GREEDY, 23_100.0),
             runtime(SMALL, SEEDED, 1.0),
+        ],
+        "kernels": [
+            kernel_row(
+                LARGE,
+                "gated",
+                "256 rows",
+                moved_bytes=18_874_368,
+                flops=None,
+                floor_seconds=4.4e-6,
+                seconds={"triton": [1.0]},
+                captured={"triton"},
+            )
         ],
         "transformers": [
             peer_row(SMALL, 1, OURS, [150.0]),
@@ -235,6 +248,7 @@ def test_the_page_has_a_table_for_each_part() -> None:
         "What exact numerics cost",
         "Exact numerics: tokens and log-probabilities",
         "Through the runtime, tokens/s",
+        "Kernels by themselves",
         "Beside transformers",
         "Greedy tokens beside the CPU engine's, float32",
         "Device memory, planned and used, MiB",

@@ -97,7 +97,7 @@ def _done(job: Job, shop: Workshop, results: Mapping[str, Any], left: float) -> 
         log.exception("the part %s failed", job.part)
         shop.clear()
         return {"absent": [absence(job.part, job.work, f"{type(error).__name__}: {error}")]}
-    if job.part is not Part.TRANSFORMERS:  # which takes memory of its own
+    if job.part not in (Part.KERNELS, Part.TRANSFORMERS):  # which take memory of their own
         shop.note_memory()
     return {**found, "seconds": {f"{job.part}, {job.work}": round(time.perf_counter() - began, 1)}}
 

@@ -149,6 +149,43 @@ def runtime_table(rows: Sequence[Row]) -> Table:
     return Table("Through the runtime, tokens/s", columns, cells, labels=2)
 
 
+def kernel_table(rows: Sequence[Row]) -> Table:
+    """What memory allows, or for those with operations to count the matrix units, beside both kernels."""
+    columns = (
+        "shape",
+        "operation",
+        "size",
+        "MB",
+        "GFLOP",
+        "floor, µs",
+        "triton, µs",
+        "floor / triton",
+        "torch, µs",
+        "floor / torch",
+    )
+    cells = [
+        (
+            row["shape"],
+            row["operation"],
+            row["size"],
+            _number(row["bytes"], 1e-6, "{:,.2f}"),
+            _number(row["flops"], 1e-9, "{:,.2f}"),
+            _number(row["floor_seconds"], 1e6, "{:,.1f}"),
+            *_kernel_cells(row["timings"].get("triton")),
+            *_kernel_cells(row["timings"].get("torch")),
+        )
+        for row in rows
+    ]
+    return Table("Kernels by themselves", columns, cells, labels=3)
+
+
+def _kernel_cells(timing: Row | None) -> tuple[str, str]:
+    if timing is None:
+        return "–", "–"
+    microseconds = _number(timing["seconds"]["median"], 1e6, "{:,.1f}")
+    return microseconds if timing["captured"] else f"{microseconds} (no graph)", _share(timing["floor_share"])
+
+
 def peer_table(rows: Sequence[Row]) -> Table:
     """Our median, and the best that they reached."""
     cells = [
@@ -222,6 +259,7 @@ _TABLES: dict[str, Callable[[Sequence[Row]], Table]] = {
     "exact": exact_table,
     "identity": identity_table,
     "runtime": runtime_table,
+    "kernels": kernel_table,
     "transformers": peer_table,
     "parity": parity_table,
     "memory": memory_table,

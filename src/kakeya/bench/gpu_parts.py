@@ -7,6 +7,7 @@ from typing import Any
 
 from kakeya.bench import gpu_batch_peer, gpu_peers, gpu_steps
 from kakeya.bench.gpu_checks import identity_rows, parity_rows
+from kakeya.bench.gpu_kernels import measured_kernels
 from kakeya.bench.gpu_machine import PeakMemory, device_facts, measured_rates
 from kakeya.bench.gpu_plan import GpuPlan
 from kakeya.bench.gpu_results import (
@@ -70,6 +71,8 @@ def jobs(plan: GpuPlan, model: str | None) -> Iterator[Job]:
     yield Job(
         Part.RUNTIME, plan.small, 38, partial(measure_runtime, small, plan.tokens_small, (GREEDY, SEEDED))
     )
+    yield Job(Part.KERNELS, plan.large, 15, partial(measure_kernels, plan.large, plan.large_rows))
+    yield Job(Part.KERNELS, plan.small, 15, partial(measure_kernels, plan.small, plan.small_rows))
     yield from _peer_jobs(plan, small)
 
 
@@ -193,6 +196,12 @@ def _repeated(
         tallies.append(generate_all(rig.runtime, session_ids, tokens, sampling))
         peaks += memory.peak_bytes()
     return tallies, peaks
+
+
+def measure_kernels(shape: str, rows: tuple[int, ...], shop: Workshop, found: dict[str, Any]) -> Found:
+    """Without a runtime: what is open may stay open, its engine rests."""
+    rates = {name: _rate(found, name) for name in ("copy_bytes_per_second", "product_flops_per_second")}
+    return measured_kernels(SHAPES[shape], rows, shop.plan, shop.device, rates)
 
 
 def measure_ours(key: RigKey, count: int, shop: Workshop, found: dict[str, Any]) -> Found:

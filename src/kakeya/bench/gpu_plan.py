@@ -30,6 +30,11 @@ class GpuPlan:
     exact_rows: int = 64
     repeats: int = 15
 
+    kernel_calls: tuple[int, int] = (4, 64)
+    """The fewest and the most calls of a kernel in one graph, each on data of its own."""
+    kernel_call_seconds: float = 0.5
+    """A kernel that takes longer is not repeated."""
+
     exact_prompt: int = 1200
     exact_cut: int = 700
     exact_others: int = 150
@@ -77,6 +82,8 @@ QUICK = GpuPlan(
     prompt_rows=16,
     exact_rows=4,
     repeats=3,
+    kernel_calls=(1, 2),
+    kernel_call_seconds=60.0,
     exact_prompt=40,
     exact_cut=21,
     exact_others=9,

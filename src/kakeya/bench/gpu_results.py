@@ -1,6 +1,6 @@
 """What `bench gpu` concludes: rows, and the gates they are held to. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -47,6 +47,7 @@ class Part(StrEnum):
     PROMPT = "prompt"
     EXACT = "exact"
     RUNTIME = "runtime"
+    KERNELS = "kernels"
     TRANSFORMERS = "transformers"
     PARITY = "parity"
 
@@ -137,6 +138,37 @@ def runtime_row(
         "prompt_tokens_per_second": prompt_tokens_per_second,
         "peak_bytes": list(peak_bytes),
         "memory_growth": ratio(peak_bytes[-1], peak_bytes[0]) if peak_bytes else None,
+    }
+
+
+def kernel_row(
+    shape: str,
+    operation: str,
+    size: str,
+    *,
+    moved_bytes: int,
+    flops: int | None,
+    floor_seconds: float,
+    seconds: Mapping[str, Sequence[float]],
+    captured: Collection[str],
+) -> dict[str, Any]:
+    """`seconds` of one call by the kernels' name, and which of them were replayed as a graph."""
+    timings = {}
+    for name, each in seconds.items():
+        taken = Samples(tuple(each))
+        timings[name] = {
+            "seconds": taken.to_dict(),
+            "floor_share": ratio(floor_seconds, taken.median),
+            "captured": name in captured,
+        }
+    return {
+        "shape": shape,
+        "operation": operation,
+        "size": size,
+        "bytes": moved_bytes,
+        "flops": flops,
+        "floor_seconds": floor_seconds,
+        "timings": timings,
     }
 
 
