@@ -1,6 +1,5 @@
 """The engine over the Triton kernels, interpreted: what the backend hands them is what they take."""
 
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -10,6 +9,7 @@ import pytest
 
 from kakeya.types import Numerics
 from support import tiny
+from support.interpreting import interpreting
 
 # A process of its own, because triton asks the environment when it is imported.
 PROGRAM = """
@@ -51,7 +51,7 @@ def test_the_engine_says_the_same_over_triton(tmp_path: Path, numerics: Numerics
     directory = tiny.write_llama(tmp_path, num_hidden_layers=1)
     outcome = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(directory), numerics.value],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        env=interpreting(),
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
