@@ -6,7 +6,8 @@ MODEL  ?= smollm2-135m-instruct
 ARGS   ?=
 
 BIN     := $(VENV)/bin
-PIP     := $(BIN)/python -m pip
+# Python compiles what it imports; compiling all that is installed takes half a minute more.
+INSTALL := $(BIN)/python -m pip install -q --no-compile -c constraints.txt
 INPUTS  := pyproject.toml constraints.txt $(wildcard setup.py) \
            $(shell find src/kakeya/kernels -name '*.cpp' -o -name '*.h' -o -name '*.hpp' 2>/dev/null)
 # The contract seen as kakeya/wire/*.proto, so that the stubs import each other from there.
@@ -82,9 +83,9 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(RUNTIME): $(INPUTS) | $(BIN)/python
-	$(PIP) install -q -c constraints.txt -e .
+	$(INSTALL) -e .
 	@touch $@
 
 $(DEV): $(INPUTS) | $(BIN)/python
-	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e '.[dev]'
 	@touch $@ $(RUNTIME)
