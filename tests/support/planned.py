@@ -47,6 +47,16 @@ class Room:
                 segment.sequence.request.emitted += 1
         return [(segment.sequence.owner, segment.rows) for segment in segments]
 
+    def check_prompt_beside_streams(self) -> None:
+        """A prompt of three blocks of 2,048 takes the next three steps, and nobody else waits for it."""
+        streams = len(self.scheduler.active)
+        self.start("reader", 3 * 2048)
+        for _ in range(3):
+            step = self.step()
+            assert len(step) == streams + 1
+            assert ("reader", 2048) in step
+        assert ("reader", 1) in self.step()
+
     def _compute(self, segments: list[Segment]) -> None:
         if self._backend is not None:
             requests = [request for segment in segments for request in sample_requests(segment, 0)]

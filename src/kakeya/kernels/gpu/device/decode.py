@@ -74,6 +74,13 @@ def _behind(slot, t, sink, ring):
 
 
 @triton.jit
+def _ring_seen(slot, t, sink, ring, reach):
+    """Whether a slot of the ring holds one of the tokens before t that are seen."""
+    behind = _behind(slot, t, sink, ring)
+    return (behind > 0) & (behind < reach) & (t - behind >= sink)
+
+
+@triton.jit
 def _join(
     parts_ptr, stats_ptr, first_place, heads, real, out_at,
     HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
@@ -88,6 +95,22 @@ def _join(
     weights = tl.exp(tops - tl.max(tops, 0)[None, :])
     joined = tl.sum(weights[:, :, None] * parts, 0) / tl.sum(weights * totals, 0)[:, None]
     tl.store(out_at, joined.to(out_at.dtype.element_ty), mask=real[:, None])
+
+
+@triton.jit
+def _leave_part(
+    parts_ptr, stats_ptr, arrived_ptr, row, split, heads, real, top, total, mixed, out_at,
+    HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Leave what this split has found; the one that comes last joins them all."""
+    place = (row * SPLITS + split) * HEADS + heads
+    tl.store(parts_ptr + place[:, None] * D + tl.arange(0, D)[None, :], mixed, mask=real[:, None])
+    tl.store(stats_ptr + place * 2, top, mask=real)
+    tl.store(stats_ptr + place * 2 + 1, total, mask=real)
+    tl.debug_barrier()  # every thread's part is there before the arrival is counted
+    if tl.atomic_add(arrived_ptr, 1, sem="acq_rel") == SPLITS - 1:
+        _join(parts_ptr, stats_ptr, row * SPLITS * HEADS, heads, real, out_at, HEADS, D, SPLITS)
+        tl.store(arrived_ptr, 0)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slab_ptr", "position_ptr", "sink_ptr"])
@@ -150,18 +173,15 @@ def decode_attention(
     for start in range(first, tl.minimum(sinks_end, end), BLOCK):
         slot = start + tl.arange(0, BLOCK)
         is_sink = slot < sink
-        behind = _behind(slot, t, sink, ring)
-        ring_seen = (behind > 0) & (behind < reach) & (t - behind >= sink)
-        sink_seen = tl.minimum(t, capacity - 1) - slot < sink_reach
-        seen = (slot < filled) & tl.where(is_sink, sink_seen & (slot < t), ring_seen)
+        sink_seen = (tl.minimum(t, capacity - 1) - slot < sink_reach) & (slot < t)
+        seen = (slot < filled) & tl.where(is_sink, sink_seen, _ring_seen(slot, t, sink, ring, reach))
         k1, k2, v = _load_columns(keys, values, slot, seen, HALF)
         as_sink, as_window = _products(s1, s2, k1, k2, HALF), _products(w1, w2, k1, k2, HALF)
         scores = capped(tl.where(is_sink[None, :], as_sink, as_window), softcap, CAPPED)
         top, total, mixed = softmax_step(scores, seen[None, :], v, top, total, mixed)
     for start in range(tl.maximum(first, sinks_end), end, BLOCK):
         slot = start + tl.arange(0, BLOCK)
-        behind = _behind(slot, t, sink, ring)
-        seen = (slot < filled) & (behind > 0) & (behind < reach) & (t - behind >= sink)
+        seen = (slot < filled) & _ring_seen(slot, t, sink, ring, reach)
         k1, k2, v = _load_columns(keys, values, slot, seen, HALF)
         scores = capped(_products(w1, w2, k1, k2, HALF), softcap, CAPPED)
         top, total, mixed = softmax_step(scores, seen[None, :], v, top, total, mixed)
@@ -171,14 +191,10 @@ def decode_attention(
     if SPLITS == 1:
         tl.store(out_at, (mixed / total[:, None]).to(ELEMENT), mask=real[:, None])
     else:
-        place = (row * SPLITS + split) * HEADS + head
-        tl.store(parts_ptr + place[:, None] * D + dim[None, :], mixed, mask=real[:, None])
-        tl.store(stats_ptr + place * 2, top, mask=real)
-        tl.store(stats_ptr + place * 2 + 1, total, mask=real)
-        tl.debug_barrier()  # every thread's part is there before the arrival is counted
-        if tl.atomic_add(arrived_ptr + tl.program_id(0), 1, sem="acq_rel") == SPLITS - 1:
-            _join(parts_ptr, stats_ptr, row * SPLITS * HEADS, head, real, out_at, HEADS, D, SPLITS)
-            tl.store(arrived_ptr + tl.program_id(0), 0)
+        _leave_part(
+            parts_ptr, stats_ptr, arrived_ptr + tl.program_id(0), row, split, head, real, top, total, mixed,
+            out_at, HEADS, D, SPLITS,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize_on_alignment=["slab_ptr", "position_ptr", "sink_ptr"])
