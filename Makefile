@@ -5,6 +5,9 @@ VENV   ?= .venv
 MODEL  ?= smollm2-135m-instruct
 ARGS   ?=
 
+# Where the environment forbids Python to keep what it compiled, each of the tests' many processes compiles torch anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN     := $(VENV)/bin
 # Python compiles what it imports; compiling all that is installed takes half a minute more.
 INSTALL := $(BIN)/python -m pip install -q --no-compile -c constraints.txt

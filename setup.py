@@ -5,7 +5,7 @@ The extension is optional: where no compiler works, the package installs without
 
 from glob import glob
 
-from pybind11.setup_helpers import Pybind11Extension
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
 
 SOURCES = "src/kakeya/kernels/src"
@@ -22,4 +22,6 @@ native = Pybind11Extension(
     optional=True,
 )
 
-setup(ext_modules=[native])
+# One file per core at a time.
+with ParallelCompile():
+    setup(ext_modules=[native])

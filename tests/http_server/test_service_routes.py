@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import re
+import socket
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -44,6 +45,15 @@ def test_ready_until_it_drains(live: tuple[HttpServer, Runtime], client: httpx.C
         assert client.get("/v1/models").status_code == 200
     finally:
         server.state.is_draining = False
+
+
+def test_no_answer_waits_for_an_acknowledgement(server: HttpServer, client: httpx.Client) -> None:
+    assert client.get("/healthz").status_code == 200
+    assert server._uvicorn is not None
+    connections = tuple(server._uvicorn.server_state.connections)
+    ends = [connection.transport.get_extra_info("socket") for connection in connections]
+    assert ends
+    assert all(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for end in ends)
 
 
 def test_models(client: httpx.Client, runtime: Runtime) -> None:
