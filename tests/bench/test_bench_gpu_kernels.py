@@ -33,7 +33,11 @@ from kakeya.types import KernelChoice
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 RATES = {"copy_bytes_per_second": 4e12, "product_flops_per_second": 8e14}
 TORCH = load_gpu_kernels(CPU, KernelChoice.TORCH)
-NAMES = {name for name in vars(GpuKernels) if not name.startswith("_")} - {"supports_head_dim", "scratch"}
+NAMES = {name for name in vars(GpuKernels) if not name.startswith("_")} - {
+    "supports_head_dim",
+    "scratch",
+    "product_parts",
+}
 
 
 def operations(rows: tuple[int, ...] = (1, 4)) -> list[Operation]:
@@ -47,6 +51,7 @@ def test_bytes_and_operations_are_those_counted_by_hand() -> None:
     assert traffic.add_norm(256) == 256 * 4096 * (4 + 2 + 4 + 2)
     assert traffic.gated(256) == 256 * (24_576 + 12_288) * 2
     assert traffic.one_row_product(6144, 4096) == 50_331_648
+    assert traffic.product(256, 1536, 576, sides=2) == (3072 * 576 + 256 * (576 + 1536)) * 2
     # 1,027 tokens read, one stored, which the product has made; queries and results; rotations.
     assert traffic.decode_attention(1) == (1027 + 1 + 1) * 4096 + 2 * 8192 + 1024
     assert traffic.decode_attention(256) == 256 * traffic.decode_attention(1)
@@ -64,7 +69,7 @@ def test_a_step_past_the_wrap_moves_little_but_what_its_floor_counts() -> None:
 
 def test_every_operation_is_among_them_at_the_sizes_of_the_plan() -> None:
     found = list(Operations(SHAPES[LARGE], FULL, CPU).all(FULL.large_rows))
-    assert {each.name for each in found} == NAMES
+    assert {each.name for each in found} == NAMES - {"product"}  # its products are a library's
     sizes = [(each.name, each.size) for each in found]
     assert sizes[:4] == [(name, "256 rows") for name in ("embed", "rotations", "add_norm", "gated")]
     assert [size for name, size in sizes if name == "one_row_product"] == [
@@ -84,6 +89,17 @@ def test_every_operation_is_among_them_at_the_sizes_of_the_plan() -> None:
         ("choose", f"256 rows, {SEEDED}"),
     ]
     assert [each.name for each in found if each.flops is not None] == ["prompt_attention"]
+
+
+def test_small_weights_have_products_of_our_own() -> None:
+    found = list(Operations(SHAPES[SMALL], FULL, CPU).all(FULL.small_rows))
+    assert {each.name for each in found} == NAMES
+    assert [each.size for each in found if each.name == "product"] == [
+        "qkv, 256 rows, 960 × 576",
+        "output, 256 rows, 576 × 576",
+        "gate and up, 256 rows, 3,072 × 576",
+        "down, 256 rows, 576 × 1,536",
+    ]
 
 
 class Recorder:

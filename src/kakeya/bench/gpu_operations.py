@@ -12,7 +12,9 @@ from kakeya.bench.gpu_results import GREEDY, SEEDED
 from kakeya.bench.gpu_shapes import Shape
 from kakeya.bench.gpu_traffic import KernelTraffic
 from kakeya.kernels.gpu import (
+    MAX_PARTS,
     TILE_ROWS,
+    Activation,
     AttentionLayer,
     AttentionShape,
     ChoiceScratch,
@@ -22,6 +24,7 @@ from kakeya.kernels.gpu import (
     RowTable,
     splits_for,
 )
+from kakeya.kernels.gpu.launches import tile_launch
 
 # call(number): run the kernel on the data of that number.
 Call = Callable[[int], object]
@@ -64,6 +67,7 @@ class Operations:
         """In the order of the interface; attention with each of these numbers of sessions."""
         yield from self._rowwise(self._plan.sessions)
         yield from self._products()
+        yield from self._tiled_products(self._plan.sessions)
         yield from map(self._decode, attended_rows)
         yield from self._several_rows(self._plan.sessions, self._plan.prompt_rows)
         yield self._choice(self._plan.sessions, GREEDY, 0.0, 1.0)
@@ -87,6 +91,27 @@ class Operations:
         yield self._product("gate and up", 2 * inner, hidden, self._gated_product)
         yield self._product("down", hidden, inner, self._added_product)
         yield self._product("head", model.vocab_size, hidden, self._logits_product)
+
+    def _tiled_products(self, rows: int) -> Iterator[Operation]:
+        """Those of a layer that a step of many rows does not leave to a library."""
+        model = self._model
+        hidden, inner = model.hidden_size, model.intermediate_size
+        for name, outputs, inputs, gate, most_parts in (
+            ("qkv", self._qkv_size, hidden, None, 1),
+            ("output", hidden, model.query_size, None, MAX_PARTS),
+            ("gate and up", inner, hidden, model.activation, 1),
+            ("down", hidden, inner, None, MAX_PARTS),
+        ):
+            launch = tile_launch(rows, outputs, inputs, most_parts)
+            if launch is not None:
+                sides = 1 if gate is None else 2
+                parts = None if most_parts == 1 else launch.parts
+                yield Operation(
+                    "product",
+                    f"{name}, {_counted(rows)}, {sides * outputs:,} × {inputs:,}",
+                    self._traffic.product(rows, outputs, inputs, sides),
+                    partial(self._tiled_product, rows, outputs, inputs, gate, parts),
+                )
 
     def _product(
         self, name: str, outputs: int, inputs: int, make: Callable[[int, int, GpuKernels, int], Call]
@@ -165,6 +190,21 @@ class Operations:
         weight = self._elements(calls, outputs, inputs)
         x, out = self._elements(1, inputs), self._floats(1, outputs)
         return lambda at: kernels.one_row_product(x, weight[at], out)
+
+    def _tiled_product(
+        self,
+        rows: int,
+        outputs: int,
+        inputs: int,
+        gate: Activation | None,
+        parts: int | None,
+        kernels: GpuKernels,
+        calls: int,
+    ) -> Call:
+        weight = self._elements(calls, outputs if gate is None else 2 * outputs, inputs)
+        x = self._elements(calls, rows, inputs)
+        out = self._elements(rows, outputs) if parts is None else self._floats(parts, rows, outputs)
+        return lambda at: kernels.product(x[at], weight[at], out, gate=gate)
 
     def _attend(self, rows: int, splits: int, kernels: GpuKernels, calls: int) -> Call:
         layers, table, rotations = self._layers(calls, rows), self._sessions(rows), self._rotations(rows)

@@ -35,6 +35,10 @@ class KernelTraffic:
         """The matrix alone: the vectors are a hundredth of it or less."""
         return outputs * inputs * ELEMENT_BYTES
 
+    def product(self, rows: int, outputs: int, inputs: int, sides: int) -> int:
+        """`sides`: 2 where a gate and what it gates are multiplied into one."""
+        return (sides * outputs * inputs + rows * (inputs + outputs)) * ELEMENT_BYTES
+
     def decode_attention(self, rows: int) -> int:
         """All that a session remembers, of which the new token comes from the product and is stored."""
         kept = (self.capacity + 1) * self._token

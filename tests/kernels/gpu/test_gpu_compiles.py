@@ -68,7 +68,7 @@ def _compiler(names: list[str]) -> Callable[..., None]:
 def _bench() -> Bench:
     from kakeya.kernels.gpu.triton_kernels import TritonKernels
 
-    return Bench(TritonKernels(), torch.device("cpu"), torch.bfloat16)
+    return Bench(TritonKernels(chained=True), torch.device("cpu"), torch.bfloat16)
 
 
 ATTENTION = ["decode_attention", "store_rows", "prepare_rows", "prompt_attention", "keep_rows"]
@@ -98,11 +98,13 @@ def test_the_rest_compiles(compiled: list[str]) -> None:
     matrix, out = bench.element(48, 576), bench.unset(1, 24)
     kernels.one_row_product(hidden[:1], matrix, out, norm=weight, gate="silu")
     kernels.one_row_product(bench.element(1, 576), matrix, hidden[:1, :48], residual=hidden[:1, :48])
+    kernels.product(bench.element(2, 576), matrix, bench.unset(2, 24), gate="silu")
+    kernels.product(bench.element(2, 576), matrix, bench.unset(1, 2, 48, dtype=torch.float32))
     floats, ints = bench.floats(2), bench.ints([1, 2])
     choice = ChoiceTable(floats, ints, floats, floats, ints.long(), ints)
     scratch = ChoiceScratch.of(2, 99, bench.device)
     kernels.choose(bench.floats(2, 99), rows, choice, scratch, ints, ints)
     assert compiled == [
-        "embed", "rotations", "add_norm", "gated", "one_row_product", "one_row_product",
+        "embed", "rotations", "add_norm", "gated", "one_row_product", "one_row_product", "product", "product",
         "find_best", "find_cut", "draw",
     ]  # fmt: skip

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kakeya.kernels.gpu import MAX_SPLITS, splits_for
-from kakeya.kernels.gpu.launches import product_launch
+from kakeya.kernels.gpu import MAX_PARTS, MAX_PRODUCT_ROWS, MAX_SPLITS, splits_for
+from kakeya.kernels.gpu.launches import product_launch, tile_launch
 from kakeya.models.rope import Llama3Scaling, RopeConfig, inverse_frequencies, rope_tables
 from support.gpu_bench import Bench, same_bits
 
@@ -68,6 +68,15 @@ def test_add_norm(bench: Bench, width: int, addend: str) -> None:
     assert same_bits(torch.cat([alone, alone_out]), torch.cat([hidden[1:2], out[1:2]]))
 
 
+def test_add_norm_adds_the_parts_of_a_product(bench: Bench) -> None:
+    hidden, parts, weight = bench.floats(3, 576), bench.floats(4, 3, 576), bench.floats(576)
+    expected = hidden.double() + parts.double().sum(0)
+    out = bench.unset(3, 576)
+    bench.kernels.add_norm(hidden, parts, None, weight, EPS, out)
+    assert bench.near(hidden, expected)
+    assert bench.near(out, rms_norm(expected, weight))
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("width", [24, 1100])
 def test_gated(bench: Bench, activation: Activation, width: int) -> None:
@@ -102,6 +111,55 @@ def test_one_row_product(bench: Bench, outputs: int, columns: int, norm: bool, e
         out, expected = bench.unset(1, outputs), product
         bench.kernels.one_row_product(x, weight, out, **options)
     assert bench.near(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "columns"),
+    [(1, 16, 64), (5, 40, 576), (67, 130, 192), (64, 96, 1536), (130, 17, 640)],
+)
+@pytest.mark.parametrize("end", ["plain", "parts", "silu", "gelu_tanh"])
+def test_product_of_several_rows(bench: Bench, rows: int, outputs: int, columns: int, end: str) -> None:
+    gated = end in ("silu", "gelu_tanh")
+    x = bench.element(rows, columns)
+    weight = bench.element(2 * outputs if gated else outputs, columns) * columns**-0.5
+    expected = x.double() @ weight.double().T
+    if gated:
+        gate, up = expected.chunk(2, -1)
+        out, expected = bench.unset(rows, outputs), activated(gate, end) * up
+        bench.kernels.product(x, weight, out, gate=end)
+    elif end == "parts":
+        launch = tile_launch(rows, outputs, columns, MAX_PARTS)
+        assert launch is not None
+        out = bench.unset(launch.parts, rows, outputs, dtype=torch.float32)
+        bench.kernels.product(x, weight, out)
+        out = out.sum(0)
+    else:
+        out = bench.unset(rows, outputs)
+        bench.kernels.product(x, weight, out)
+    assert bench.near(out, expected)
+
+
+def test_tiles_all_run_at_once_or_are_left_to_a_library() -> None:
+    taken = {
+        (256, 960, 576, 1): (32, 1),
+        (256, 576, 576, 4): (32, 1),
+        (256, 1536, 576, 1): (64, 1),
+        (256, 576, 1536, 4): (64, 3),
+        (64, 576, 1536, 4): (16, 3),
+        (64, 576, 1536, 2): (16, 2),
+        (2, 960, 576, 1): (16, 1),
+    }
+    for asked, (width, parts) in taken.items():
+        launch = tile_launch(*asked)
+        assert launch is not None
+        assert (launch.columns, launch.parts) == (width, parts), asked
+    for large in (
+        (256, 6144, 4096, 1),
+        (256, 4096, 1024, 1),
+        (MAX_PRODUCT_ROWS + 1, 16, 64, 1),
+        (8, 960, 100, 4),
+    ):
+        assert tile_launch(*large) is None, large
 
 
 @pytest.mark.parametrize("gated", [False, True])

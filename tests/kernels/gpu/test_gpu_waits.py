@@ -33,6 +33,8 @@ def test_the_rest_asks_for_no_number(numberless: Bench) -> None:
     kernels.add_norm(hidden, bench.element(2, 576), weight, weight, 1e-6, bench.unset(2, 576))
     kernels.gated(bench.element(2, 48), "gelu_tanh", bench.unset(2, 24))
     kernels.one_row_product(hidden[:1], bench.element(48, 576), bench.unset(1, 24), norm=weight, gate="silu")
+    kernels.product(bench.element(2, 576), bench.element(48, 576), bench.unset(2, 24), gate="silu")
+    kernels.product(bench.element(2, 576), bench.element(48, 576), bench.unset(3, 2, 48, dtype=torch.float32))
     choice = ChoiceTable(floats, ints, floats, floats, ints.long(), ints)
     scratch = ChoiceScratch.of(2, 99, bench.device)
     kernels.choose(bench.floats(2, 99), rows, choice, scratch, ints, ints)

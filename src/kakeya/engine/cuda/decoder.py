@@ -54,7 +54,7 @@ class FusedDecoder:
         self._weights, self._model, self._kernels = weights, weights.config, kernels
         self._tables, self._space = tables, workspace
         self._exact = numerics is Numerics.EXACT
-        self._products = Products(self._exact)
+        self._products = Products(kernels, workspace, self._exact)
         self._newest = torch.zeros(pool.storage.shape[0], dtype=torch.int32, device=pool.device)
         self._attention = attention_shape(weights, pool)
         self._attention_layers = self._layers_over(pool.storage)
@@ -110,20 +110,19 @@ class FusedDecoder:
 
     def _many_rows(self, step: Arrangement, rotations: Sequence[Tensor], tap: Tap | None) -> None:
         space, count, eps = self._space, step.shape.rows, self._model.norm_eps
-        hidden, normed, projected = (x[:count] for x in (space.hidden, space.normed, space.projected))
-        layers = self._weights.layers
-        self._kernels.add_norm(hidden, None, None, layers[0].input_norm, eps, normed)
+        hidden, normed = space.hidden[:count], space.normed[:count]
+        layers, add_norm = self._weights.layers, self._kernels.add_norm
+        add_norm(hidden, None, None, layers[0].input_norm, eps, normed)
         for index, layer in enumerate(layers):
             self._products(space.normed, layer.qkv, space.qkv, count)
             self._attend(index, step, rotations)
-            self._products(space.attended, layer.output, space.projected, count)
-            self._kernels.add_norm(hidden, projected, layer.post_attention_norm, layer.mlp_norm, eps, normed)
-            self._products(space.normed, layer.gate_up, space.gate_up, count)
-            self._kernels.gated(space.gate_up[:count], self._model.activation, space.gated[:count])
-            self._products(space.gated, layer.down, space.projected, count)
+            projected = self._products.projected(space.attended, layer.output, count)
+            add_norm(hidden, projected, layer.post_attention_norm, layer.mlp_norm, eps, normed)
+            self._products.gated(space.normed, layer.gate_up, self._model.activation, space.gated, count)
+            projected = self._products.projected(space.gated, layer.down, count)
             is_last = index == len(layers) - 1
             next_norm = self._weights.final_norm if is_last else layers[index + 1].input_norm
-            self._kernels.add_norm(hidden, projected, layer.post_mlp_norm, next_norm, eps, normed)
+            add_norm(hidden, projected, layer.post_mlp_norm, next_norm, eps, normed)
             if tap is not None:
                 tap(index, hidden)
 

@@ -1,4 +1,4 @@
-"""Matrix products over the leading rows of buffers, by the device's own library.
+"""Matrix products over the leading rows of buffers: a library's, or the kernels' own where those are quicker.
 
 In exact numerics every product has the same number of rows, whatever a step needs: one shape, one order of
 additions, so a row's bits are its own. The rows beyond a step's own hold old numbers, which only cost time.
@@ -10,19 +10,49 @@ import torch
 from torch import Tensor
 
 from kakeya.engine.cuda.weights import Matrix
-from kakeya.engine.cuda.workspace import EXACT_TILE
+from kakeya.engine.cuda.workspace import EXACT_TILE, Workspace
+from kakeya.kernels.gpu import MAX_PARTS, Activation, GpuKernels
 from kakeya.models.row_ops import softcap
 
 
 class Products:
     """x @ weight.T + bias of the first `rows` rows of a buffer into those of another."""
 
-    def __init__(self, exact: bool) -> None:
-        self._exact = exact
+    def __init__(self, kernels: GpuKernels, space: Workspace, exact: bool) -> None:
+        self._kernels, self._space, self._exact = kernels, space, exact
 
     def __call__(self, x: Tensor, matrix: Matrix, out: Tensor, rows: int) -> None:
+        if self._own_parts(matrix, matrix.outputs, rows, most=1):
+            self._kernels.product(x[:rows], matrix.weight, out[:rows])
+        else:
+            self._by_library(x, matrix, out, rows)
+
+    def gated(self, x: Tensor, matrix: Matrix, activation: Activation, out: Tensor, rows: int) -> None:
+        """activation(first half) * second half of the product."""
+        if self._own_parts(matrix, matrix.outputs // 2, rows, most=1):
+            self._kernels.product(x[:rows], matrix.weight, out[:rows], gate=activation)
+        else:
+            self._by_library(x, matrix, self._space.gate_up, rows)
+            self._kernels.gated(self._space.gate_up[:rows], activation, out[:rows])
+
+    def projected(self, x: Tensor, matrix: Matrix, rows: int) -> Tensor:
+        """The product as `add_norm` takes it: whole or in parts, good until the next one."""
+        parts = self._own_parts(matrix, matrix.outputs, rows, most=MAX_PARTS)
+        if not parts:
+            self._by_library(x, matrix, self._space.projected, rows)
+            return self._space.projected[:rows]
+        out = self._space.parts(parts, rows)
+        self._kernels.product(x[:rows], matrix.weight, out)
+        return out
+
+    def _own_parts(self, matrix: Matrix, outputs: int, rows: int, most: int) -> int:
+        if self._exact or matrix.bias is not None:
+            return 0
+        return self._kernels.product_parts(rows, matrix.weight, outputs, most)
+
+    def _by_library(self, x: Tensor, matrix: Matrix, out: Tensor, rows: int) -> None:
         transposed = matrix.weight.t()
-        for part in self._parts(rows):
+        for part in self._pieces(rows):
             if matrix.bias is None:
                 torch.mm(x[part], transposed, out=out[part])
             else:
@@ -31,14 +61,14 @@ class Products:
     def logits(self, x: Tensor, head: Matrix, out: Tensor, rows: int, cap: float | None) -> Tensor:
         """The same in float32 whatever the element type, soft-capped: the leading rows of `out`."""
         transposed = head.weight.t()
-        for part in self._parts(rows):
+        for part in self._pieces(rows):
             _float32_product(x[part], transposed, out[part])
         logits = out[:rows]
         if cap is not None:
             _cap(logits, cap)
         return logits
 
-    def _parts(self, rows: int) -> Iterator[slice]:
+    def _pieces(self, rows: int) -> Iterator[slice]:
         if not self._exact:
             yield slice(0, rows)
             return

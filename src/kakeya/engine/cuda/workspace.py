@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kakeya.engine.cuda.shapes import StepLimits
+from kakeya.kernels.gpu import MAX_PARTS, MAX_PRODUCT_ROWS
 from kakeya.models.config import ModelConfig
 
 # In exact numerics every product has this many rows: one shape, one order of additions.
@@ -35,6 +36,7 @@ class WorkspacePlan:
             "qkv": ((rows, model.query_size + 2 * model.kv_size), self.element),
             "attended": ((rows, model.query_size), self.element),
             "projected": ((rows, hidden), self.element),
+            "parts": ((MAX_PARTS * min(rows, MAX_PRODUCT_ROWS) * hidden,), torch.float32),
             "gate_up": ((rows, 2 * inner), self.element),
             "gated": ((rows, inner), self.element),
             "gathered": ((head_rows, hidden), self.element),
@@ -67,6 +69,12 @@ class Workspace:
         self.logits: Tensor = buffers["logits"]
         self.chosen: Tensor = buffers["chosen"]
         self._rotations: Tensor = buffers["rotations"]
+        self._parts: Tensor = buffers["parts"]
+
+    def parts(self, count: int, rows: int) -> Tensor:
+        """[count, rows, hidden], in one piece."""
+        width = self.hidden.shape[1]
+        return self._parts[: count * rows * width].view(count, rows, width)
 
     def rotations(self, rope: int, rows: int, half: int) -> Tensor:
         """[4, rows, half] of the rope of that number, in one piece."""

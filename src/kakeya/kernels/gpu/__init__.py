@@ -6,6 +6,7 @@ implement `GpuKernels` and agree to rounding; the torch ones run on any device.
 
 from kakeya.kernels.gpu.choice_scratch import ChoiceScratch
 from kakeya.kernels.gpu.interface import (
+    MAX_PARTS,
     MAX_SPLITS,
     SEGMENT_FIELDS,
     TILE_ROWS,
@@ -19,9 +20,12 @@ from kakeya.kernels.gpu.interface import (
     Scratch,
     splits_for,
 )
+from kakeya.kernels.gpu.launches import MAX_PRODUCT_ROWS
 from kakeya.kernels.gpu.loading import load_gpu_kernels
 
 __all__ = [
+    "MAX_PARTS",
+    "MAX_PRODUCT_ROWS",
     "MAX_SPLITS",
     "SEGMENT_FIELDS",
     "TILE_ROWS",

@@ -5,7 +5,7 @@ activations and pool alike: bfloat16 or float32. Sums are float32 or better.
 
 Every operation writes into tensors it is given, keeps nothing, never waits for the device, and can be
 captured in a graph. A row's bits depend on that row's inputs alone (and on `splits`), never on the rest of
-the batch.
+the batch; `product` alone does not promise it.
 """
 
 from dataclasses import dataclass
@@ -23,6 +23,8 @@ TILE_ROWS = 64
 SEGMENT_FIELDS = 5
 """slab, start position, first row, row count, sink."""
 MAX_SPLITS = 16
+MAX_PARTS = 4
+"""Of a product whose sum is left to whoever reads it."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,8 @@ class GpuKernels(Protocol):
     ) -> None:
         """hidden += addend (first normed with post_weight, if given), then out = rms_norm(hidden) * weight.
 
-        hidden float32 [rows, n] changes in place; addend element or float32; out element or float32; weights
-        float32 [n].
+        hidden float32 [rows, n] changes in place; addend element or float32, and may be the parts of a
+        product: [parts, rows, n]; out element or float32; weights float32 [n].
         """
         ...
 
@@ -177,6 +179,21 @@ class GpuKernels(Protocol):
         norm (float32 [K]): x is float32 and normed first. residual (float32 [1, N], may be out itself):
         added, and out is float32. gate: weight is [2 N, K] and out = gate(first half) * second half. Not
         both.
+        """
+        ...
+
+    def product_parts(self, rows: int, weight: Tensor, outputs: int, most: int = 1) -> int:
+        """In how many parts, `most` or fewer, `product` is quickest; 0 if a library's product is quicker.
+
+        `outputs`: the rows of the weight, or half of them where they are gated.
+        """
+        ...
+
+    def product(self, x: Tensor, weight: Tensor, out: Tensor, *, gate: Activation | None = None) -> None:
+        """out [rows, N] = x [rows, K] @ weight [N, K]^T; gate: as above.
+
+        out is element, or float32 [parts, rows, N], ungated: what the product is the sum of. As many parts as
+        product_parts has said.
         """
         ...
 

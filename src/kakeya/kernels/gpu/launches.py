@@ -4,6 +4,13 @@ from dataclasses import dataclass
 
 ATTENTION_BLOCK = 32  # slots that a program takes at once
 MATRIX_ROWS = 16  # the fewest rows a matrix unit takes
+MAX_PRODUCT_ROWS = 256  # beyond, a library's products have enough to do
+TILE = 64  # rows of a tile, and columns of x that are multiplied at once
+_PROGRAMS = 132  # one for each multiprocessor
+_LONGEST_SHARE = 576  # columns of x
+# Programs that outnumber the places left by the launch ahead of them are spread badly when they are placed
+# before it is done: only so many are.
+FEW_PROGRAMS = 64
 
 
 @dataclass(frozen=True)
@@ -42,10 +49,33 @@ def product_launch(weight_rows: int, columns: int, gated: bool) -> ProductLaunch
     return ProductLaunch(2, min(widest, 1024), 4)
 
 
-def decode_warps(head_dim: int, itemsize: int, splits: int) -> int:
-    if head_dim <= 64 or (splits > 1 and head_dim * itemsize <= 256):
-        return 2
-    return 4 if head_dim * itemsize <= 512 else 8
+@dataclass(frozen=True)
+class TileLaunch:
+    """One program of a product of several rows: a tile of rows by so many outputs, over one part of x."""
+
+    columns: int
+    parts: int
+
+
+def tile_launch(rows: int, outputs: int, columns: int, most_parts: int) -> TileLaunch | None:
+    """For x of this many columns, shared out among programs that all run at once; None if they cannot."""
+    shares = [n for n in range(1, most_parts + 1) if columns % (n * TILE) == 0]
+    if not shares or rows > MAX_PRODUCT_ROWS:
+        return None
+    parts = next((n for n in shares if columns <= n * _LONGEST_SHARE), shares[-1])
+    for width in (16, 32, 64):
+        if -(-rows // TILE) * -(-outputs // width) * parts <= _PROGRAMS:
+            return TileLaunch(width, parts)
+    return None
+
+
+def tile_stages(columns: int, *, gated: bool) -> int:
+    """How many stages are on their way at once, such that a multiprocessor has room for two programs."""
+    return 4 if gated and columns == TILE else 6
+
+
+def decode_warps(head_dim: int, itemsize: int) -> int:
+    return 2 if head_dim * itemsize <= 256 else 4 if head_dim * itemsize <= 512 else 8
 
 
 def prompt_warps(head_dim: int, itemsize: int) -> int:

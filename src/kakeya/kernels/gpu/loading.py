@@ -28,5 +28,5 @@ def load_gpu_kernels(device: torch.device, choice: KernelChoice) -> GpuKernels:
         raise ConfigError(
             f"the Triton kernels are not available ({error}); install triton, or choose kernels=torch"
         ) from error
-    kernels: GpuKernels = module.TritonKernels()
+    kernels: GpuKernels = module.TritonKernels(chained=torch.cuda.get_device_capability(device) >= (9, 0))
     return kernels

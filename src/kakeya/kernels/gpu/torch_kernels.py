@@ -62,7 +62,7 @@ class TorchKernels:
         out: Tensor,
     ) -> None:
         if addend is not None:
-            addend = addend.float()
+            addend = addend.float().view(-1, *hidden.shape).sum(0)
             hidden.add_(addend if post_weight is None else torch_attention.normed(addend, post_weight, eps))
         out.copy_(torch_attention.normed(hidden, weight, eps))
 
@@ -87,6 +87,19 @@ class TorchKernels:
             self.gated(product, gate, out)
         else:
             out.copy_(product if residual is None else product + residual)
+
+    def product_parts(self, rows: int, weight: Tensor, outputs: int, most: int = 1) -> int:
+        del rows, weight, outputs, most
+        return 0
+
+    def product(self, x: Tensor, weight: Tensor, out: Tensor, *, gate: Activation | None = None) -> None:
+        if gate is not None:
+            self.gated(functional.linear(x.float(), weight.float()), gate, out)
+            return
+        parts = out.view(-1, len(x), out.shape[-1])
+        shares = zip(x.float().chunk(len(parts), -1), weight.float().chunk(len(parts), -1), strict=True)
+        for part, (x_share, weight_share) in zip(parts, shares, strict=True):
+            part.copy_(functional.linear(x_share, weight_share))
 
     def decode_attention(
         self,

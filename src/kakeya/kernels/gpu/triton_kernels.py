@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kakeya.kernels.gpu import launches
 from kakeya.kernels.gpu.choice_scratch import BINS, LISTED, SEGMENT, ChoiceScratch, segments_of
-from kakeya.kernels.gpu.device import best, cut, decode, draw, prompt as prompting, rowwise
+from kakeya.kernels.gpu.device import best, cut, decode, draw, product, prompt as prompting, rowwise
 from kakeya.kernels.gpu.interface import (
     MAX_SPLITS,
     TILE_ROWS,
@@ -26,12 +26,21 @@ _CHOICE_WARPS, _CHOICE_PROGRAMS = 8, 512
 _CHOICE_REGISTERS = 64  # of a thread: all these programs run at once, on a device of 132 multiprocessors
 _SAMPLE = 4096  # tokens of a row that tell where its filters are bound to end
 _MAX_HEAD_DIM = 256
+_UNCHAINED = {"CHAINED": False}
 
 
 class TritonKernels:
-    """GpuKernels in Triton. Programs are compiled when first met: run a step before capturing one."""
+    """GpuKernels in Triton. Programs are compiled when first met: run a step before capturing one.
+
+    `chained`: the device can start a launch before the one ahead of it is done (device.chain).
+    """
 
     name = "triton"
+
+    def __init__(self, *, chained: bool = False) -> None:
+        self._launch: dict[str, bool] = {"CHAINED": chained}
+        if chained:
+            self._launch["launch_pdl"] = True
 
     def supports_head_dim(self, head_dim: int) -> bool:
         return launches.power_of_two(head_dim) == head_dim and 16 <= head_dim <= _MAX_HEAD_DIM
@@ -54,14 +63,24 @@ class TritonKernels:
     ) -> None:
         n = hidden.shape[1]
         grid = (len(hidden), triton.cdiv(n, _COLUMNS))
-        rowwise.embed[grid](table, token_ids, newest, rows.slabs, hidden, scale, n, BLOCK=_COLUMNS)
+        rowwise.embed[grid](
+            table, token_ids, newest, rows.slabs, hidden, scale, n, BLOCK=_COLUMNS, **self._launch
+        )
 
     def rotations(
         self, rows: RowTable, capacity: int, inverse_frequencies: Tensor, factor: float, out: Tensor
     ) -> None:
         _, count, half = out.shape
         rowwise.rotations[(count, 2)](
-            rows.positions, inverse_frequencies, out, capacity, factor, out.stride(0), HALF=half, num_warps=1
+            rows.positions,
+            inverse_frequencies,
+            out,
+            capacity,
+            factor,
+            out.stride(0),
+            HALF=half,
+            num_warps=1,
+            **self._launch,
         )
 
     def add_norm(
@@ -83,15 +102,16 @@ class TritonKernels:
             eps,
             N=n,
             BLOCK=launches.power_of_two(n),
-            ADD=addend is not None,
+            PARTS=0 if addend is None else addend.numel() // hidden.numel(),
             POST=post_weight is not None,
             num_warps=8 if n > 1024 else 4,
+            **self._launch,
         )
 
     def gated(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:
         rows, width = out.shape
         grid = (rows, triton.cdiv(width, _COLUMNS))
-        rowwise.gated[grid](gate_up, out, width, BLOCK=_COLUMNS, GATE=_GATES[activation])
+        rowwise.gated[grid](gate_up, out, width, BLOCK=_COLUMNS, GATE=_GATES[activation], **self._launch)
 
     def one_row_product(
         self,
@@ -122,6 +142,37 @@ class TritonKernels:
             GATE=rowwise.UNGATED if gate is None else _GATES[gate],
             num_warps=launch.warps,
             num_stages=3,
+            **self._launch,
+        )
+
+    def product_parts(self, rows: int, weight: Tensor, outputs: int, most: int = 1) -> int:
+        if weight.dtype != torch.bfloat16:
+            return 0
+        launch = launches.tile_launch(rows, outputs, weight.shape[1], most)
+        return 0 if launch is None else launch.parts
+
+    def product(self, x: Tensor, weight: Tensor, out: Tensor, *, gate: Activation | None = None) -> None:
+        (rows, columns), outputs = x.shape, out.shape[-1]
+        parts = out.numel() // (rows * outputs)
+        launch = launches.tile_launch(rows, outputs, columns, parts)
+        assert launch is not None, f"too large: {rows} rows of {tuple(weight.shape)}"
+        assert launch.parts == parts, f"{parts} parts, not {launch.parts}"
+        tiles = triton.cdiv(rows, launches.TILE), triton.cdiv(outputs, launch.columns), parts
+        product.product[tiles](
+            x,
+            weight,
+            out,
+            rows,
+            outputs,
+            K=columns,
+            ROWS=launches.TILE,
+            COLUMNS=launch.columns,
+            DEPTH=launches.TILE,
+            SPLITS=parts,
+            GATE=rowwise.UNGATED if gate is None else _GATES[gate],
+            num_warps=4,
+            num_stages=launches.tile_stages(launch.columns, gated=gate is not None),
+            **self._launch,
         )
 
     def decode_attention(
@@ -137,6 +188,7 @@ class TritonKernels:
         shape, count = layer.shape, len(qkv)
         assert launches.power_of_two(splits) == splits <= MAX_SPLITS, f"{splits} splits"
         assert splits == 1 or count * splits <= len(scratch.parts), f"{count} rows in {splits} splits"
+        programs = count * shape.kv_heads * splits
         decode.decode_attention[(count * shape.kv_heads, splits)](
             qkv,
             layer.pool,
@@ -168,8 +220,9 @@ class TritonKernels:
             SPLITS=splits,
             QK_NORM=layer.query_norm is not None,
             CAPPED=shape.softcap > 0,
-            num_warps=launches.decode_warps(shape.head_dim, layer.pool.itemsize, splits),
+            num_warps=launches.decode_warps(shape.head_dim, layer.pool.itemsize),
             num_stages=launches.attention_stages(shape.head_dim, layer.pool.itemsize),
+            **(self._launch if programs <= launches.FEW_PROGRAMS else _UNCHAINED),
         )
 
     def store_rows(self, qkv: Tensor, layer: AttentionLayer, rotations: Tensor, rows: RowTable) -> None:
@@ -192,6 +245,7 @@ class TritonKernels:
             D=shape.head_dim,
             QK_NORM=layer.key_norm is not None,
             num_warps=1,
+            **self._launch,
         )
 
     def prompt_attention(
@@ -205,7 +259,7 @@ class TritonKernels:
     ) -> None:
         shape = layer.shape
         assert len(qkv) <= len(scratch.queries), f"{len(qkv)} prompt rows, room for {len(scratch.queries)}"
-        heads = {"HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "D": shape.head_dim}
+        heads = {"HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "D": shape.head_dim, **self._launch}
         prompting.prepare_rows[(len(qkv), shape.heads + shape.kv_heads)](
             qkv,
             rotations,
@@ -278,6 +332,7 @@ class TritonKernels:
             "THREADS": 32 * _CHOICE_WARPS,
             "num_warps": _CHOICE_WARPS,
             "maxnreg": _CHOICE_REGISTERS,
+            **self._launch,
         }
         cut.find_cut[(count, parts)](
             logits,
@@ -349,6 +404,7 @@ class TritonKernels:
             SAMPLE=_SAMPLE,
             num_warps=_BEST_WARPS,
             maxnreg=_CHOICE_REGISTERS,
+            **self._launch,
         )
 
 

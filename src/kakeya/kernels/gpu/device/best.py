@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from kakeya.kernels.gpu.device.chain import follow
 from kakeya.kernels.gpu.device.choice import (
     FAR_OFF,
     INFINITY,
@@ -113,9 +114,10 @@ def _aim(logits, vocab, best, mass, coldness, top_k, top_p, SAMPLE: tl.constexpr
 def find_best(
     logits_ptr, slab_ptr, temperature_ptr, top_k_ptr, top_p_ptr, newest_ptr, chosen_ptr,
     arrived_ptr, parts_ptr, aims_ptr, row_stride, vocab, share,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, SAMPLE: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, SAMPLE: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program (row, part): `share` blocks of the row. Greedy rows end here, and those with no finite best."""
+    follow(CHAINED)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slab = tl.load(slab_ptr + row)
     if slab < 0:

@@ -1,6 +1,6 @@
-"""What the attention programs share: heads as halves, the soft cap, the running softmax, where tokens lie.
+"""What the attention programs share: rotated heads, the soft cap, the running softmax, where tokens lie.
 
-Rotation pairs dimension i with i + D / 2, so heads are held as two halves.
+Rotation pairs dimension i with i + D / 2, so a head comes with its other self: the same, its halves swapped.
 """
 
 import triton
@@ -24,31 +24,34 @@ def capped(scores, softcap, CAPPED: tl.constexpr):
 
 
 @triton.jit
-def rotated(x1, x2, cos, sin):
-    """Fused by hand: left to itself, the compiler may round differently in different programs."""
-    return tl.fma(x1, cos, -(x2 * sin)), tl.fma(x2, cos, x1 * sin)
+def rotated(x, swapped, cos_ptr, sin_ptr, D: tl.constexpr):
+    """Heads [..., D]. Fused by hand: left to itself, the compiler may round differently elsewhere."""
+    dim = tl.arange(0, D)
+    crossed = swapped * tl.load(sin_ptr + dim % (D // 2))
+    return tl.fma(x, tl.load(cos_ptr + dim % (D // 2)), tl.where(dim < D // 2, -crossed, crossed))
 
 
 @triton.jit
-def normed_head(x1, x2, norm_ptr, eps, HALF: tl.constexpr):
-    """One head [D / 2] twice. The sum is float64, and so the same in whatever order it is taken."""
-    half = tl.arange(0, HALF)
-    wide1, wide2 = x1.to(tl.float64), x2.to(tl.float64)
-    mean = (tl.sum(wide1 * wide1, 0) + tl.sum(wide2 * wide2, 0)).to(tl.float32) / (2 * HALF)
-    scale = tl.rsqrt(mean + eps)
-    return x1 * scale * tl.load(norm_ptr + half), x2 * scale * tl.load(norm_ptr + HALF + half)
+def head_at(at, norm_ptr, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
+    """One head and its other self, float32 [D], normed.
 
-
-@triton.jit
-def new_key(key_at, cos_ptr, sin_ptr, key_norm_ptr, eps, HALF: tl.constexpr, QK_NORM: tl.constexpr):
-    """The key of one head of a row as it is stored: normed, rotated, rounded. The same bits everywhere."""
-    half = tl.arange(0, HALF)
-    k1 = tl.load(key_at + half).to(tl.float32)
-    k2 = tl.load(key_at + HALF + half).to(tl.float32)
+    The sum is float64, and so the same in whatever order it is taken.
+    """
+    dim = tl.arange(0, D)
+    other = (dim + D // 2) % D
+    x, swapped = tl.load(at + dim).to(tl.float32), tl.load(at + other).to(tl.float32)
     if QK_NORM:
-        k1, k2 = normed_head(k1, k2, key_norm_ptr, eps, HALF)
-    k1, k2 = rotated(k1, k2, tl.load(cos_ptr + half), tl.load(sin_ptr + half))
-    return k1.to(key_at.dtype.element_ty), k2.to(key_at.dtype.element_ty)
+        wide = x.to(tl.float64)
+        scale = tl.rsqrt((tl.sum(wide * wide, 0)).to(tl.float32) / D + eps)
+        x, swapped = x * scale * tl.load(norm_ptr + dim), swapped * scale * tl.load(norm_ptr + other)
+    return x, swapped
+
+
+@triton.jit
+def new_key(key_at, cos_ptr, sin_ptr, key_norm_ptr, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
+    """The key of one head of a row as it is stored: normed, rotated, rounded. The same bits everywhere."""
+    x, swapped = head_at(key_at, key_norm_ptr, eps, D, QK_NORM)
+    return rotated(x, swapped, cos_ptr, sin_ptr, D).to(key_at.dtype.element_ty)
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from kakeya.kernels.gpu.device.chain import follow
 from kakeya.kernels.gpu.device.choice import (
     FAR_OFF,
     INFINITY,
@@ -77,8 +78,10 @@ def find_cut(
     logits_ptr, slab_ptr, temperature_ptr, top_k_ptr, top_p_ptr,
     arrived_ptr, parts_ptr, aims_ptr, bins_ptr, cuts_ptr, row_stride, vocab, share,
     SEGMENT: tl.constexpr, PARTS: tl.constexpr, BINS: tl.constexpr, THREADS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program (row, part): `share` segments of the row."""
+    follow(CHAINED)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperature_ptr + row)
     if (tl.load(slab_ptr + row) < 0) | (temperature <= 0):

@@ -9,75 +9,58 @@ out, and the program that finishes last joins the parts in a fixed order: a row'
 import triton
 import triton.language as tl
 
-from kakeya.kernels.gpu.device.common import NOTHING, capped, new_key, rotated, slot_of, softmax_step
+from kakeya.kernels.gpu.device.chain import follow
+from kakeya.kernels.gpu.device.common import (
+    NOTHING,
+    capped,
+    new_key,
+    rotated,
+    slot_of,
+    softmax_step,
+)
 
 
 @triton.jit
-def _queries(at, real, norm_ptr, eps, HALF: tl.constexpr, QK_NORM: tl.constexpr):
-    """The heads of a group as halves, float32 [heads, D / 2], normed; zeros below the real ones."""
-    half = tl.arange(0, HALF)
-    q1 = tl.load(at, mask=real[:, None], other=0.0).to(tl.float32)
-    q2 = tl.load(at + HALF, mask=real[:, None], other=0.0).to(tl.float32)
+def _queries(at, real, norm_ptr, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
+    """The heads of a group and their other selves, float32 [heads, D], normed; zeros below the real ones."""
+    dim = tl.arange(0, D)
+    other = (dim + D // 2) % D
+    q = tl.load(at + dim[None, :], mask=real[:, None], other=0.0).to(tl.float32)
+    swapped = tl.load(at + other[None, :], mask=real[:, None], other=0.0).to(tl.float32)
     if QK_NORM:
-        scale = tl.rsqrt((tl.sum(q1 * q1, 1) + tl.sum(q2 * q2, 1)) / (2 * HALF) + eps)[:, None]
-        q1 = q1 * scale * tl.load(norm_ptr + half)[None, :]
-        q2 = q2 * scale * tl.load(norm_ptr + HALF + half)[None, :]
-    return q1, q2
+        scale = tl.rsqrt(tl.sum(q * q, 1) / D + eps)[:, None]
+        q = q * scale * tl.load(norm_ptr + dim)[None, :]
+        swapped = swapped * scale * tl.load(norm_ptr + other)[None, :]
+    return q, swapped
 
 
 @triton.jit
-def _rotated_queries(q1, q2, cos_ptr, sin_ptr, scale, ELEMENT: tl.constexpr, HALF: tl.constexpr):
-    half = tl.arange(0, HALF)
-    cos, sin = tl.load(cos_ptr + half)[None, :], tl.load(sin_ptr + half)[None, :]
-    r1, r2 = rotated(q1, q2, cos, sin)
-    return (r1 * scale).to(ELEMENT), (r2 * scale).to(ELEMENT)
+def _store_token(keys, values, slot, key, value, D: tl.constexpr):
+    dim = tl.arange(0, D)
+    tl.store(keys + slot * D + dim, key)
+    tl.store(values + slot * D + dim, value)
 
 
 @triton.jit
-def _store_token(keys, values, slot, k1, k2, v, HALF: tl.constexpr):
-    half, dim = tl.arange(0, HALF), tl.arange(0, 2 * HALF)
-    tl.store(keys + slot * 2 * HALF + half, k1)
-    tl.store(keys + slot * 2 * HALF + HALF + half, k2)
-    tl.store(values + slot * 2 * HALF + dim, v)
+def _seen_in_ring(t, sink, slots, capacity, local_window):
+    """The ring's tokens before t that are seen: the oldest's slot, how many lie from there up to the ring's
+    end, and how many on from its beginning."""
+    window = capacity - sink
+    # A local layer sees distances below its window; without one every distance is.
+    reach = tl.where(local_window > 0, tl.minimum(local_window, window), window)
+    oldest = tl.maximum(sink, t - reach + 1)
+    count = tl.maximum(t - oldest, 0)
+    begin = slot_of(oldest, sink, slots - sink)
+    upper = tl.minimum(count, slots - begin)
+    return begin, upper, count - upper
 
 
 @triton.jit
-def _load_columns(keys, values, slot, seen, HALF: tl.constexpr):
-    """Keys as halves and values of the slots that are seen, zeros for the others."""
-    half, dim = tl.arange(0, HALF), tl.arange(0, 2 * HALF)
-    at = keys + slot[:, None] * 2 * HALF + half[None, :]
-    k1 = tl.load(at, mask=seen[:, None], other=0.0)
-    k2 = tl.load(at + HALF, mask=seen[:, None], other=0.0)
-    v = tl.load(values + slot[:, None] * 2 * HALF + dim[None, :], mask=seen[:, None], other=0.0)
-    return k1, k2, v
-
-
-@triton.jit
-def _narrow_product(q, k):
-    return tl.sum(q.to(tl.float32)[:, None, :] * k.to(tl.float32)[None, :, :], 2)
-
-
-@triton.jit
-def _products(q1, q2, k1, k2, HALF: tl.constexpr):
-    if HALF < 16:  # too narrow for a matrix unit
-        scores = _narrow_product(q1, k1) + _narrow_product(q2, k2)
-    else:
-        scores = tl.dot(q1, k1.T, input_precision="ieee") + tl.dot(q2, k2.T, input_precision="ieee")
-    return scores
-
-
-@triton.jit
-def _behind(slot, t, sink, ring):
-    """How far before t the token lies that a ring slot holds, 0 for the slot of t itself."""
-    distance = tl.maximum(t - sink, 0) % ring - (slot - sink)
-    return tl.where(distance < 0, distance + ring, distance)
-
-
-@triton.jit
-def _ring_seen(slot, t, sink, ring, reach):
-    """Whether a slot of the ring holds one of the tokens before t that are seen."""
-    behind = _behind(slot, t, sink, ring)
-    return (behind > 0) & (behind < reach) & (t - behind >= sink)
+def _columns(keys, values, start, seen, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Keys and values of the slots from `start` on, zeros for those not seen: they may be no numbers."""
+    at = start * D + (tl.arange(0, BLOCK)[:, None] * D + tl.arange(0, D)[None, :])
+    k = tl.load(keys + at, mask=seen[:, None], other=0.0)
+    return k, tl.load(values + at, mask=seen[:, None], other=0.0)
 
 
 @triton.jit
@@ -121,29 +104,30 @@ def decode_attention(
     capacity, slots, scale, eps, softcap, local_window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, QK_NORM: tl.constexpr, CAPPED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program (row and key head, split). ROWS: the group padded to what a matrix unit takes."""
+    follow(CHAINED)
     row, kv_head, split = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS, tl.program_id(1)
     slab = tl.load(slab_ptr + row).to(tl.int64)
     if slab < 0:
         return
     ELEMENT: tl.constexpr = pool_ptr.dtype.element_ty
     HEADS: tl.constexpr = KV_HEADS * GROUP
-    HALF: tl.constexpr = D // 2
     t = tl.load(position_ptr + row).to(tl.int32)
     sink = tl.load(sink_ptr + row).to(tl.int32)
-    ring, window = slots - sink, capacity - sink
     heads = tl.arange(0, ROWS)
     real = heads < GROUP
     dim = tl.arange(0, D)
 
     mine = qkv_ptr + row * qkv_stride
-    q_at = mine + (kv_head * GROUP + heads)[:, None] * D + tl.arange(0, HALF)[None, :]
-    q1, q2 = _queries(q_at, real, query_norm_ptr, eps, HALF, QK_NORM)
-    cos_ptr = rotation_ptr + row * HALF
+    q_at = mine + (kv_head * GROUP + heads)[:, None] * D
+    q, swapped = _queries(q_at, real, query_norm_ptr, eps, D, QK_NORM)
+    cos_ptr = rotation_ptr + row * (D // 2)
     sin_ptr, sink_cos_ptr = cos_ptr + rotation_stride, cos_ptr + 2 * rotation_stride
-    w1, w2 = _rotated_queries(q1, q2, cos_ptr, sin_ptr, scale, ELEMENT, HALF)
-    s1, s2 = _rotated_queries(q1, q2, sink_cos_ptr, sink_cos_ptr + rotation_stride, scale, ELEMENT, HALF)
+    queries = (rotated(q, swapped, cos_ptr, sin_ptr, D) * scale).to(ELEMENT)
+    as_sinks = rotated(q, swapped, sink_cos_ptr, sink_cos_ptr + rotation_stride, D)
+    sink_queries = (as_sinks * scale).to(ELEMENT)
     keys = pool_ptr + slab * slab_stride + layer_offset + kv_head * head_stride
     values = keys + kv_stride
 
@@ -153,37 +137,32 @@ def decode_attention(
     if split == 0:
         # The new token sees itself at distance 0, where both rotations agree.
         key_at = mine + (HEADS + kv_head) * D
-        new1, new2 = new_key(key_at, cos_ptr, sin_ptr, key_norm_ptr, eps, HALF, QK_NORM)
-        new_v = tl.load(key_at + KV_HEADS * D + dim)
-        _store_token(keys, values, slot_of(t, sink, ring), new1, new2, new_v, HALF)
-        product1 = w1.to(tl.float32) * new1.to(tl.float32)[None, :]
-        product2 = w2.to(tl.float32) * new2.to(tl.float32)[None, :]
-        top = capped(tl.sum(product1 + product2, 1), softcap, CAPPED)
+        key = new_key(key_at, cos_ptr, sin_ptr, key_norm_ptr, eps, D, QK_NORM)
+        value = tl.load(key_at + KV_HEADS * D + dim)
+        _store_token(keys, values, slot_of(t, sink, slots - sink), key, value, D)
+        score = tl.sum(queries.to(tl.float32) * key.to(tl.float32)[None, :], 1)
+        top = capped(score, softcap, CAPPED)
         total = tl.full([ROWS], 1.0, tl.float32)
-        mixed += new_v.to(tl.float32)[None, :]
+        mixed += value.to(tl.float32)[None, :]
 
-    filled = tl.minimum(t, slots)
-    share = tl.cdiv(slots, SPLITS * BLOCK) * BLOCK
-    first, end = split * share, tl.minimum(split * share + share, filled)
-    # A local layer sees distances below its window; without one every distance is.
-    reach = tl.where(local_window > 0, tl.minimum(local_window, window), window)
-    sink_reach = tl.where(local_window > 0, local_window, capacity)
-    sinks_end = tl.cdiv(sink, BLOCK) * BLOCK
-    # Blocks that hold sinks: their columns are scored with both rotations, and each takes its own.
-    for start in range(first, tl.minimum(sinks_end, end), BLOCK):
+    # What is seen lies in three pieces: sinks, and the ring's tokens from the oldest up to the ring's end and
+    # on from its beginning. Each is taken in blocks from its own beginning.
+    begin, upper, lower = _seen_in_ring(t, sink, slots, capacity, local_window)
+    sinks_from = tl.where(local_window > 0, tl.minimum(t, capacity - 1) - local_window + 1, 0)
+    sinks_end = tl.minimum(sink, t)
+    sink_blocks = tl.cdiv(sinks_end, BLOCK)
+    upper_blocks = sink_blocks + tl.cdiv(upper, BLOCK)
+    blocks = upper_blocks + tl.cdiv(lower, BLOCK)
+    for block in range(split * blocks // SPLITS, (split + 1) * blocks // SPLITS):
+        is_sinks, is_upper = block < sink_blocks, block < upper_blocks
+        start = tl.where(is_upper, begin - sink_blocks * BLOCK, sink - upper_blocks * BLOCK)
+        start = tl.where(is_sinks, 0, start) + block * BLOCK
+        end = tl.where(is_sinks, sinks_end, tl.where(is_upper, begin + upper, sink + lower))
         slot = start + tl.arange(0, BLOCK)
-        is_sink = slot < sink
-        sink_seen = (tl.minimum(t, capacity - 1) - slot < sink_reach) & (slot < t)
-        seen = (slot < filled) & tl.where(is_sink, sink_seen, _ring_seen(slot, t, sink, ring, reach))
-        k1, k2, v = _load_columns(keys, values, slot, seen, HALF)
-        as_sink, as_window = _products(s1, s2, k1, k2, HALF), _products(w1, w2, k1, k2, HALF)
-        scores = capped(tl.where(is_sink[None, :], as_sink, as_window), softcap, CAPPED)
-        top, total, mixed = softmax_step(scores, seen[None, :], v, top, total, mixed)
-    for start in range(tl.maximum(first, sinks_end), end, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
-        seen = (slot < filled) & _ring_seen(slot, t, sink, ring, reach)
-        k1, k2, v = _load_columns(keys, values, slot, seen, HALF)
-        scores = capped(_products(w1, w2, k1, k2, HALF), softcap, CAPPED)
+        seen = (slot < end) & (slot >= tl.where(is_sinks, sinks_from, 0))
+        k, v = _columns(keys, values, start, seen, D, BLOCK)
+        scores = tl.dot(tl.where(is_sinks, sink_queries, queries), k.T, input_precision="ieee")
+        scores = capped(scores, softcap, CAPPED)
         top, total, mixed = softmax_step(scores, seen[None, :], v, top, total, mixed)
 
     head = kv_head * GROUP + heads
@@ -202,17 +181,18 @@ def store_rows(
     qkv_ptr, pool_ptr, rotation_ptr, key_norm_ptr, slab_ptr, position_ptr, sink_ptr,
     layer_offset, slab_stride, kv_stride, head_stride, qkv_stride, rotation_stride, slots, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, QK_NORM: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program (row, key head): what decode_attention stores, and nothing else."""
+    follow(CHAINED)
     row, kv_head = tl.program_id(0), tl.program_id(1)
     slab = tl.load(slab_ptr + row).to(tl.int64)
     if slab < 0:
         return
-    HALF: tl.constexpr = D // 2
     t, sink = tl.load(position_ptr + row).to(tl.int32), tl.load(sink_ptr + row).to(tl.int32)
     key_at = qkv_ptr + row * qkv_stride + (HEADS + kv_head) * D
-    cos_ptr = rotation_ptr + row * HALF
-    k1, k2 = new_key(key_at, cos_ptr, cos_ptr + rotation_stride, key_norm_ptr, eps, HALF, QK_NORM)
-    v = tl.load(key_at + KV_HEADS * D + tl.arange(0, D))
+    cos_ptr = rotation_ptr + row * (D // 2)
+    key = new_key(key_at, cos_ptr, cos_ptr + rotation_stride, key_norm_ptr, eps, D, QK_NORM)
+    value = tl.load(key_at + KV_HEADS * D + tl.arange(0, D))
     keys = pool_ptr + slab * slab_stride + layer_offset + kv_head * head_stride
-    _store_token(keys, keys + kv_stride, slot_of(t, sink, slots - sink), k1, k2, v, HALF)
+    _store_token(keys, keys + kv_stride, slot_of(t, sink, slots - sink), key, value, D)

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from kakeya.kernels.gpu import philox
+from kakeya.kernels.gpu.device.chain import follow
 from kakeya.kernels.gpu.device.choice import (
     ANY_ID,
     INFINITY,
@@ -155,9 +156,10 @@ def draw(
     logits_ptr, slab_ptr, temperature_ptr, top_p_ptr, min_p_ptr, seed_ptr, position_ptr, newest_ptr,
     chosen_ptr, arrived_ptr, aims_ptr, cuts_ptr, segments_ptr, listed_ptr, row_stride, vocab, share,
     SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr, BINS: tl.constexpr, LISTED: tl.constexpr,
-    THREADS: tl.constexpr,
+    THREADS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program (row, part): `share` segments of the row."""
+    follow(CHAINED)
     at_row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperature_ptr + at_row)
     slab = tl.load(slab_ptr + at_row)

@@ -8,11 +8,12 @@ tokens will see.
 import triton
 import triton.language as tl
 
+from kakeya.kernels.gpu.device.chain import follow
 from kakeya.kernels.gpu.device.common import (
     NOTHING,
     capped,
+    head_at,
     new_key,
-    normed_head,
     rotated,
     slot_of,
     softmax_step,
@@ -20,39 +21,29 @@ from kakeya.kernels.gpu.device.common import (
 
 
 @triton.jit
-def _store_query(at, q1, q2, cos_ptr, sin_ptr, scale, HALF: tl.constexpr):
-    half = tl.arange(0, HALF)
-    r1, r2 = rotated(q1, q2, tl.load(cos_ptr + half), tl.load(sin_ptr + half))
-    tl.store(at + half, (r1 * scale).to(at.dtype.element_ty))
-    tl.store(at + HALF + half, (r2 * scale).to(at.dtype.element_ty))
-
-
-@triton.jit
 def prepare_rows(
     qkv_ptr, rotation_ptr, query_norm_ptr, key_norm_ptr, query_ptr, sink_query_ptr, key_ptr,
     qkv_stride, rotation_stride, scale, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, QK_NORM: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program (row, head): queries are scaled and rotated twice, keys rotated once."""
+    follow(CHAINED)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    HALF: tl.constexpr = D // 2
-    half = tl.arange(0, HALF)
+    dim = tl.arange(0, D)
     at = qkv_ptr + row * qkv_stride + head * D
-    cos_ptr = rotation_ptr + row * HALF
+    cos_ptr = rotation_ptr + row * (D // 2)
     sin_ptr, sink_cos_ptr = cos_ptr + rotation_stride, cos_ptr + 2 * rotation_stride
     if head < HEADS:
-        q1, q2 = tl.load(at + half).to(tl.float32), tl.load(at + HALF + half).to(tl.float32)
-        if QK_NORM:
-            q1, q2 = normed_head(q1, q2, query_norm_ptr, eps, HALF)
-        place = (row * HEADS + head) * D
-        _store_query(query_ptr + place, q1, q2, cos_ptr, sin_ptr, scale, HALF)
-        sink_sin_ptr = sink_cos_ptr + rotation_stride
-        _store_query(sink_query_ptr + place, q1, q2, sink_cos_ptr, sink_sin_ptr, scale, HALF)
+        ELEMENT: tl.constexpr = query_ptr.dtype.element_ty
+        q, swapped = head_at(at, query_norm_ptr, eps, D, QK_NORM)
+        place = (row * HEADS + head) * D + dim
+        tl.store(query_ptr + place, (rotated(q, swapped, cos_ptr, sin_ptr, D) * scale).to(ELEMENT))
+        as_sink = rotated(q, swapped, sink_cos_ptr, sink_cos_ptr + rotation_stride, D)
+        tl.store(sink_query_ptr + place, (as_sink * scale).to(ELEMENT))
     else:
-        k1, k2 = new_key(at, cos_ptr, sin_ptr, key_norm_ptr, eps, HALF, QK_NORM)
-        key_at = key_ptr + (row * KV_HEADS + head - HEADS) * D
-        tl.store(key_at + half, k1)
-        tl.store(key_at + HALF + half, k2)
+        key = new_key(at, cos_ptr, sin_ptr, key_norm_ptr, eps, D, QK_NORM)
+        tl.store(key_ptr + (row * KV_HEADS + head - HEADS) * D + dim, key)
 
 
 @triton.jit
@@ -75,9 +66,10 @@ def prompt_attention(
     layer_offset, slab_stride, kv_stride, head_stride, qkv_stride, out_stride,
     capacity, slots, softcap, local_window,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, head): sinks, then what the window holds of earlier tokens, then the block itself."""
+    follow(CHAINED)
     tile, head = tl.program_id(0), tl.program_id(1)
     segment = tl.load(tile_ptr + tile * 2)
     if segment < 0:
@@ -149,9 +141,10 @@ def prompt_attention(
 def keep_rows(
     key_ptr, qkv_ptr, pool_ptr, row_segment_ptr, segment_ptr,
     layer_offset, slab_stride, kv_stride, head_stride, qkv_stride, slots,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program (row, key head): keep its key and value, unless a later row of the block takes their slot."""
+    follow(CHAINED)
     row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     segment = tl.load(row_segment_ptr + row)
     if segment < 0:

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from kakeya.kernels.gpu.device.chain import follow
 from kakeya.kernels.gpu.device.common import tanh
 
 # What stands before a product's second half.
@@ -12,8 +13,12 @@ GELU_TANH = tl.constexpr(2)
 
 
 @triton.jit(do_not_specialize_on_alignment=["token_ptr", "slab_ptr"])
-def embed(table_ptr, token_ptr, newest_ptr, slab_ptr, hidden_ptr, scale, n, BLOCK: tl.constexpr):
+def embed(
+    table_ptr, token_ptr, newest_ptr, slab_ptr, hidden_ptr, scale, n,
+    BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
     """Program (row, block of columns)."""
+    follow(CHAINED)
     row = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slab, token = tl.load(slab_ptr + row), tl.load(token_ptr + row)
@@ -25,8 +30,12 @@ def embed(table_ptr, token_ptr, newest_ptr, slab_ptr, hidden_ptr, scale, n, BLOC
 
 
 @triton.jit(do_not_specialize_on_alignment=["position_ptr"])
-def rotations(position_ptr, frequency_ptr, out_ptr, capacity, factor, plane_stride, HALF: tl.constexpr):
+def rotations(
+    position_ptr, frequency_ptr, out_ptr, capacity, factor, plane_stride,
+    HALF: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
     """Program (row, at its own position or at the sinks')."""
+    follow(CHAINED)
     row, for_sinks = tl.program_id(0), tl.program_id(1)
     half = tl.arange(0, HALF)
     position = tl.load(position_ptr + row)
@@ -40,15 +49,19 @@ def rotations(position_ptr, frequency_ptr, out_ptr, capacity, factor, plane_stri
 @triton.jit
 def add_norm(
     hidden_ptr, addend_ptr, post_weight_ptr, weight_ptr, out_ptr, eps,
-    N: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, POST: tl.constexpr,
+    N: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, POST: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Program (row); BLOCK holds the whole row."""
+    """Program (row); BLOCK holds the whole row. Of an addend in parts each is as large as `hidden`."""
+    follow(CHAINED)
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     inside = at < N
     hidden = tl.load(hidden_ptr + row * N + at, mask=inside, other=0.0)
-    if ADD:
-        addend = tl.load(addend_ptr + row * N + at, mask=inside, other=0.0).to(tl.float32)
+    if PARTS > 0:
+        addend = tl.zeros([BLOCK], tl.float32)
+        for part in tl.static_range(PARTS):
+            part_at = addend_ptr + (part * tl.num_programs(0) + row) * N + at
+            addend += tl.load(part_at, mask=inside, other=0.0).to(tl.float32)
         if POST:
             scale = tl.rsqrt(tl.sum(addend * addend, 0) / N + eps)
             addend = addend * scale * tl.load(post_weight_ptr + at, mask=inside, other=0.0)
@@ -60,7 +73,7 @@ def add_norm(
 
 
 @triton.jit
-def _activated(gate, GATE: tl.constexpr):
+def activated(gate, GATE: tl.constexpr):
     if GATE == SILU:
         result = gate * tl.sigmoid(gate)
     else:
@@ -69,8 +82,9 @@ def _activated(gate, GATE: tl.constexpr):
 
 
 @triton.jit
-def gated(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, GATE: tl.constexpr):
+def gated(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, GATE: tl.constexpr, CHAINED: tl.constexpr):
     """Program (row, block of columns)."""
+    follow(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
@@ -78,7 +92,7 @@ def gated(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, GATE: tl.constexpr):
     gate = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_at + width, mask=inside, other=0.0).to(tl.float32)
     tl.store(
-        out_ptr + row * width + at, (_activated(gate, GATE) * up).to(out_ptr.dtype.element_ty), mask=inside
+        out_ptr + row * width + at, (activated(gate, GATE) * up).to(out_ptr.dtype.element_ty), mask=inside
     )
 
 
@@ -86,12 +100,13 @@ def gated(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, GATE: tl.constexpr):
 def one_row_product(
     x_ptr, weight_ptr, norm_ptr, residual_ptr, out_ptr, eps, outputs,
     K: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr,
-    NORM: tl.constexpr, RESIDUAL: tl.constexpr, GATE: tl.constexpr,
+    NORM: tl.constexpr, RESIDUAL: tl.constexpr, GATE: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs), by plain multiply-adds: for one row, matrix units only get in the way.
 
     The norm's scale is a factor of the whole row, so it is found along the way and applied at the end.
     """
+    follow(CHAINED)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     wanted = n < outputs
     first = tl.zeros([OUTPUTS, COLUMNS], tl.float32)
@@ -117,7 +132,7 @@ def one_row_product(
         scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
         y, up = y * scale, up * scale
     if GATE != UNGATED:
-        y = _activated(y, GATE) * up
+        y = activated(y, GATE) * up
     if RESIDUAL:
         y += tl.load(residual_ptr + n, mask=wanted, other=0.0)
     tl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), mask=wanted)

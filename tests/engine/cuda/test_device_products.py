@@ -1,0 +1,76 @@
+"""Which products are a library's, which the kernels' own, and that nobody can tell from the numbers."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kakeya.bench.gpu_shapes import TINY_LLAMA
+from kakeya.engine.cuda.products import Products
+from kakeya.engine.cuda.shapes import Ladder
+from kakeya.engine.cuda.weights import Matrix
+from kakeya.engine.cuda.workspace import Workspace, WorkspacePlan
+from kakeya.kernels.gpu import Activation
+from kakeya.kernels.gpu.torch_kernels import TorchKernels
+from support import tiny
+
+ROWS = 5
+MODEL = TINY_LLAMA.model
+
+
+@dataclass
+class Own(TorchKernels):
+    """Torch's kernels, which take every product: in as many parts as they may, at most 2."""
+
+    made: list[tuple[int, ...]] = field(default_factory=list)
+
+    def product_parts(self, rows: int, weight: Tensor, outputs: int, most: int = 1) -> int:
+        return min(most, 2)
+
+    def product(self, x: Tensor, weight: Tensor, out: Tensor, *, gate: Activation | None = None) -> None:
+        self.made.append(tuple(out.shape))
+        super().product(x, weight, out, gate=gate)
+
+
+@pytest.fixture
+def space() -> Workspace:
+    limits = Ladder(tiny.engine_config()).limits
+    return Workspace(WorkspacePlan(MODEL, limits, torch.float32), torch.device("cpu"))
+
+
+def _matrix(outputs: int, columns: int, *, bias: bool = False) -> Matrix:
+    return Matrix(torch.randn(outputs, columns), torch.randn(outputs) if bias else None)
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
+def test_own_products_have_the_librarys_numbers(space: Workspace, exact: bool, bias: bool) -> None:
+    """Biases, and exact numerics, are left to the library."""
+    kernels = Own()
+    products, hidden = Products(kernels, space, exact), MODEL.hidden_size
+    space.normed[:] = torch.randn_like(space.normed)
+    matrix = _matrix(space.qkv.shape[1], hidden, bias=bias)
+    products(space.normed, matrix, space.qkv, ROWS)
+    assert _close(space.qkv[:ROWS], functional.linear(space.normed[:ROWS], matrix.weight, matrix.bias))
+    matrix = _matrix(hidden, hidden, bias=bias)
+    added = products.projected(space.normed, matrix, ROWS).view(-1, ROWS, hidden).sum(0)
+    assert _close(added, functional.linear(space.normed[:ROWS], matrix.weight, matrix.bias))
+    own = [(ROWS, space.qkv.shape[1]), (2, ROWS, hidden)]
+    assert kernels.made == ([] if exact or bias else own)
+
+
+@pytest.mark.parametrize("kernels", [Own(), TorchKernels()])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated_products(space: Workspace, kernels: TorchKernels, activation: Activation) -> None:
+    space.normed[:] = torch.randn_like(space.normed)
+    matrix = _matrix(space.gate_up.shape[1], space.normed.shape[1])
+    Products(kernels, space, exact=False).gated(space.normed, matrix, activation, space.gated, ROWS)
+    gate, up = functional.linear(space.normed[:ROWS], matrix.weight).chunk(2, -1)
+    shaped = functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
+    assert _close(space.gated[:ROWS], shaped * up)
