@@ -19,10 +19,15 @@ def test_a_cpu_gets_torch(choice: KernelChoice) -> None:
     assert load_gpu_kernels(CPU, choice).name == "torch"
 
 
-def test_a_device_gets_triton_where_it_is() -> None:
+@pytest.mark.parametrize(("capability", "chained"), [((8, 9), False), ((9, 0), True), ((12, 0), True)])
+def test_a_device_gets_triton_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], chained: bool
+) -> None:
     pytest.importorskip("triton", reason="Triton is not installed here")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     for choice in (KernelChoice.AUTO, KernelChoice.NATIVE):
-        assert load_gpu_kernels(CUDA, choice).name == "triton"
+        kernels = load_gpu_kernels(CUDA, choice)
+        assert (kernels.name, kernels.chained) == ("triton", chained)
     assert load_gpu_kernels(CUDA, KernelChoice.TORCH).name == "torch"
 
 

@@ -9,6 +9,8 @@ from kakeya.kernels.gpu.interface import GpuKernels
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
 from kakeya.types import KernelChoice
 
+_HOPPER = (9, 0)  # the first that can start a launch before the one ahead of it is done
+
 
 def load_gpu_kernels(device: torch.device, choice: KernelChoice) -> GpuKernels:
     """Triton's kernels or torch's.
@@ -28,5 +30,5 @@ def load_gpu_kernels(device: torch.device, choice: KernelChoice) -> GpuKernels:
         raise ConfigError(
             f"the Triton kernels are not available ({error}); install triton, or choose kernels=torch"
         ) from error
-    kernels: GpuKernels = module.TritonKernels(chained=torch.cuda.get_device_capability(device) >= (9, 0))
+    kernels: GpuKernels = module.TritonKernels(chained=torch.cuda.get_device_capability(device) >= _HOPPER)
     return kernels

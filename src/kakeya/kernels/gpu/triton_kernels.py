@@ -38,6 +38,7 @@ class TritonKernels:
     name = "triton"
 
     def __init__(self, *, chained: bool = False) -> None:
+        self.chained = chained
         self._launch: dict[str, bool] = {"CHAINED": chained}
         if chained:
             self._launch["launch_pdl"] = True
