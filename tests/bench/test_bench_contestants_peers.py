@@ -227,6 +227,10 @@ def test_what_transformers_needs_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     require_transformers(str(tmp_path))
     with pytest.raises(ConfigError, match="needs the model's file or directory"):
         require_transformers(str(tmp_path / "absent"))
+    monkeypatch.setattr(contestants_transformers, "find_spec", {"transformers": "found"}.get)
+    require_transformers(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"accelerate is not installed: pip install 'kakeya\[peers\]'"):
+        require_transformers(str(tmp_path / "model.gguf"))
     monkeypatch.setattr(contestants_transformers, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"transformers is not installed: pip install 'kakeya\[peers\]'"):
         require_transformers(str(tmp_path))

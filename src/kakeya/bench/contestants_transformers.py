@@ -22,9 +22,12 @@ WORKER = ("-m", "kakeya.bench.contestants_transformers")
 
 def require_transformers(model_path: str) -> None:
     """Refuse a comparison that cannot be made. Raises ConfigError naming what is missing."""
-    if find_spec("transformers") is None:
-        raise ConfigError("transformers is not installed: pip install 'kakeya[peers]'")
-    if not Path(model_path).exists():
+    place = Path(model_path)
+    # transformers reads a GGUF file with accelerate's help, and says so only when it opens one.
+    for library in ("transformers", "accelerate") if place.suffix == ".gguf" else ("transformers",):
+        if find_spec(library) is None:
+            raise ConfigError(f"{library} is not installed: pip install 'kakeya[peers]'")
+    if not place.exists():
         raise ConfigError(f"transformers needs the model's file or directory, got {model_path}")
 
 
