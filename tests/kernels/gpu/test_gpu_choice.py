@@ -124,15 +124,15 @@ def test_the_number_of_programs_changes_nothing(bench: Bench, monkeypatch: pytes
     """Not even the sums on the way: a row's token is the same alone and in any batch."""
     if bench.kernels.name != "triton":
         pytest.skip("one program does it all")
-    from kakeya.kernels.gpu import triton_kernels
+    from kakeya.kernels.gpu import triton_choice
 
     params = [SamplingParams(**each, seed=3) for each in (*FILTERS[4:6], *CROWDED[:3])]
     logits = bench.put(2 * torch.randn(len(params), 9000))
     rows, choice = bench.rows([0] * len(params), [0] * 5, [0] * 5), table(bench, params, range(5))
     results = []
     for programs in (1, 15, 512):
-        monkeypatch.setattr(triton_kernels, "_BEST_PROGRAMS", programs)
-        monkeypatch.setattr(triton_kernels, "_CHOICE_PROGRAMS", programs)
+        monkeypatch.setattr(triton_choice, "_BEST_PROGRAMS", programs)
+        monkeypatch.setattr(triton_choice, "_PROGRAMS", programs)
         scratch, chosen = ChoiceScratch.of(*logits.shape, bench.device), bench.ints([-7] * 5)
         bench.kernels.choose(logits, rows, choice, scratch, bench.ints([0]), chosen)
         results.append((chosen.tolist(), scratch.segments.tolist()))

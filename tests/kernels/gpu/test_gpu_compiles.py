@@ -4,6 +4,7 @@ The interpreter runs what the compiler refuses: a name of two types, a product t
 """
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from kakeya.kernels.gpu import ChoiceScratch, ChoiceTable
+from kakeya.kernels.gpu.launches import FEW_PROGRAMS
 from support.gpu_bench import Bench
 from support.gpu_sessions import Case, Sessions
 
@@ -60,9 +62,19 @@ def _compiler(names: list[str]) -> Callable[..., None]:
         source = ASTSource(program, signature, constants, attributes)
         built = build(source, target=GPUTarget("cuda", 90, 32), options=chosen)
         assert built.metadata.shared <= _SHARED_MEMORY
+        if given["CHAINED"]:
+            _check_waiting(built.asm["ptx"])
         names.append(program.__name__)
 
     return run
+
+
+def _check_waiting(code: str) -> None:
+    """In a chain nothing is touched before the launch ahead is done, and the one behind may come."""
+    touching = re.search(r"(ld|st|atom|red)\S*\.global|cp\.async", code)
+    assert touching is not None
+    assert code.index("griddepcontrol.wait") < touching.start()
+    assert "griddepcontrol.launch_dependents" in code
 
 
 def _bench() -> Bench:
@@ -85,6 +97,27 @@ def test_attention_compiles(compiled: list[str], case: Case, splits: int) -> Non
     sessions.store([block])
     sessions.prompt([block])
     assert compiled == ATTENTION
+
+
+def test_attention_over_many_sessions_is_not_chained(monkeypatch: pytest.MonkeyPatch) -> None:
+    if "TRITON_INTERPRET" in os.environ:
+        pytest.skip("the interpreter launches in another way")
+    jit = pytest.importorskip("triton.runtime.jit", reason="Triton is not installed here")
+    launched: list[tuple[str, bool, bool]] = []
+
+    def note(program: Any, *args: object, grid: object, warmup: bool, **options: Any) -> None:
+        launched.append((program.__name__, options["CHAINED"], options.get("launch_pdl", False)))
+
+    monkeypatch.setattr(jit.JITFunction, "run", note)
+    sessions = Sessions(_bench(), Case())
+    sessions.decode([sessions.block(0, FEW_PROGRAMS)])
+    sessions.decode([sessions.block(0, FEW_PROGRAMS + 1)])
+    sessions.store([sessions.block(0, FEW_PROGRAMS + 1)])
+    assert launched == [
+        ("decode_attention", True, True),
+        ("decode_attention", False, False),
+        ("store_rows", True, True),
+    ]
 
 
 def test_the_rest_compiles(compiled: list[str]) -> None:

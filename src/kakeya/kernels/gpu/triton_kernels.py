@@ -4,9 +4,9 @@ import torch
 import triton
 from torch import Tensor
 
-from kakeya.kernels.gpu import launches
-from kakeya.kernels.gpu.choice_scratch import BINS, LISTED, SEGMENT, ChoiceScratch, segments_of
-from kakeya.kernels.gpu.device import best, cut, decode, draw, product, prompt as prompting, rowwise
+from kakeya.kernels.gpu import launches, triton_choice
+from kakeya.kernels.gpu.choice_scratch import ChoiceScratch
+from kakeya.kernels.gpu.device import decode, product, prompt as prompting, rowwise
 from kakeya.kernels.gpu.interface import (
     MAX_SPLITS,
     TILE_ROWS,
@@ -21,12 +21,8 @@ from kakeya.kernels.gpu.interface import (
 
 _GATES = {"silu": rowwise.SILU, "gelu_tanh": rowwise.GELU_TANH}
 _COLUMNS = 1024  # of the row-wise programs
-_BEST_BLOCK, _BEST_WARPS, _BEST_PROGRAMS = 8192, 16, 256
-_CHOICE_WARPS, _CHOICE_PROGRAMS = 8, 512
-_CHOICE_REGISTERS = 64  # of a thread: all these programs run at once, on a device of 132 multiprocessors
-_SAMPLE = 4096  # tokens of a row that tell where its filters are bound to end
 _MAX_HEAD_DIM = 256
-_UNCHAINED = {"CHAINED": False}
+_UNCHAINED: dict[str, bool] = {"CHAINED": False}
 
 
 class TritonKernels:
@@ -322,91 +318,7 @@ class TritonKernels:
         newest: Tensor,
         chosen: Tensor,
     ) -> None:
-        count, vocab = logits.shape
-        assert count <= len(scratch.arrived), f"{count} rows, room for {len(scratch.arrived)}"
-        assert scratch.segments.shape[1] == segments_of(vocab), f"scratch for another vocabulary than {vocab}"
-        self._find_best(logits, rows, choice, scratch, newest, chosen)
-        parts, share = launches.shared_out(triton.cdiv(vocab, SEGMENT), count, _CHOICE_PROGRAMS)
-        sizes = {
-            "SEGMENT": SEGMENT,
-            "BINS": BINS,
-            "THREADS": 32 * _CHOICE_WARPS,
-            "num_warps": _CHOICE_WARPS,
-            "maxnreg": _CHOICE_REGISTERS,
-            **self._launch,
-        }
-        cut.find_cut[(count, parts)](
-            logits,
-            rows.slabs,
-            choice.temperature,
-            choice.top_k,
-            choice.top_p,
-            scratch.arrived,
-            scratch.parts,
-            scratch.aims,
-            scratch.bins,
-            scratch.cuts,
-            logits.stride(0),
-            vocab,
-            share,
-            PARTS=segments_of(vocab),
-            **sizes,
-        )
-        draw.draw[(count, parts)](
-            logits,
-            rows.slabs,
-            choice.temperature,
-            choice.top_p,
-            choice.min_p,
-            choice.seed,
-            choice.positions,
-            newest,
-            chosen,
-            scratch.arrived,
-            scratch.aims,
-            scratch.cuts,
-            scratch.segments,
-            scratch.listed,
-            logits.stride(0),
-            vocab,
-            share,
-            SEGMENTS=segments_of(vocab),
-            LISTED=LISTED,
-            **sizes,
-        )
-
-    def _find_best(
-        self,
-        logits: Tensor,
-        rows: RowTable,
-        choice: ChoiceTable,
-        scratch: ChoiceScratch,
-        newest: Tensor,
-        chosen: Tensor,
-    ) -> None:
-        count, vocab = logits.shape
-        parts, share = launches.shared_out(triton.cdiv(vocab, _BEST_BLOCK), count, _BEST_PROGRAMS)
-        best.find_best[(count, parts)](
-            logits,
-            rows.slabs,
-            choice.temperature,
-            choice.top_k,
-            choice.top_p,
-            newest,
-            chosen,
-            scratch.arrived,
-            scratch.parts,
-            scratch.aims,
-            logits.stride(0),
-            vocab,
-            share,
-            BLOCK=_BEST_BLOCK,
-            PARTS=segments_of(vocab),
-            SAMPLE=_SAMPLE,
-            num_warps=_BEST_WARPS,
-            maxnreg=_CHOICE_REGISTERS,
-            **self._launch,
-        )
+        triton_choice.choose(logits, rows, choice, scratch, newest, chosen, self._launch)
 
 
 def _place(layer: AttentionLayer) -> tuple[int, int, int, int]:

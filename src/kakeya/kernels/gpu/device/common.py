@@ -42,7 +42,7 @@ def head_at(at, norm_ptr, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
     x, swapped = tl.load(at + dim).to(tl.float32), tl.load(at + other).to(tl.float32)
     if QK_NORM:
         wide = x.to(tl.float64)
-        scale = tl.rsqrt((tl.sum(wide * wide, 0)).to(tl.float32) / D + eps)
+        scale = tl.rsqrt(tl.sum(wide * wide, 0).to(tl.float32) / D + eps)
         x, swapped = x * scale * tl.load(norm_ptr + dim), swapped * scale * tl.load(norm_ptr + other)
     return x, swapped
 
