@@ -24,7 +24,7 @@ from kakeya.kernels.gpu import (
     RowTable,
     splits_for,
 )
-from kakeya.kernels.gpu.launches import tile_launch
+from kakeya.kernels.gpu.launches import own_parts
 
 # call(number): run the kernel on the data of that number.
 Call = Callable[[int], object]
@@ -102,15 +102,13 @@ class Operations:
             ("gate and up", inner, hidden, model.activation, 1),
             ("down", hidden, inner, None, MAX_PARTS),
         ):
-            launch = tile_launch(rows, outputs, inputs, most_parts)
-            if launch is not None:
-                sides = 1 if gate is None else 2
-                parts = None if most_parts == 1 else launch.parts
+            if parts := own_parts(rows, outputs, inputs, most_parts):
+                sides, shared = 1 if gate is None else 2, parts if most_parts > 1 else None
                 yield Operation(
                     "product",
                     f"{name}, {_counted(rows)}, {sides * outputs:,} × {inputs:,}",
                     self._traffic.product(rows, outputs, inputs, sides),
-                    partial(self._tiled_product, rows, outputs, inputs, gate, parts),
+                    partial(self._tiled_product, rows, outputs, inputs, gate, shared),
                 )
 
     def _product(

@@ -8,11 +8,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from kakeya.bench.gpu_shapes import TINY_LLAMA
+from kakeya.engine.cuda import products as products_module
 from kakeya.engine.cuda.products import Products
 from kakeya.engine.cuda.shapes import Ladder
 from kakeya.engine.cuda.weights import Matrix
 from kakeya.engine.cuda.workspace import Workspace, WorkspacePlan
-from kakeya.kernels.gpu import Activation
+from kakeya.kernels.gpu import MAX_PRODUCT_ROWS, Activation
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
 from support import tiny
 
@@ -41,7 +42,7 @@ def space() -> Workspace:
 
 
 def _matrix(outputs: int, columns: int, *, bias: bool = False) -> Matrix:
-    return Matrix(torch.randn(outputs, columns), torch.randn(outputs) if bias else None)
+    return Matrix(torch.randn(outputs, columns) * columns**-0.5, torch.randn(outputs) if bias else None)
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
@@ -63,6 +64,38 @@ def test_own_products_have_the_librarys_numbers(space: Workspace, exact: bool, b
     assert _close(added, functional.linear(space.normed[:ROWS], matrix.weight, matrix.bias))
     own = [(ROWS, space.qkv.shape[1]), (2, ROWS, hidden)]
     assert kernels.made == ([] if exact or bias else own)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "parts"),
+    [
+        (ROWS, 512, 4),
+        (ROWS, 128, 1),
+        (ROWS, 96, 1),
+        (MAX_PRODUCT_ROWS, 512, 2),
+        (MAX_PRODUCT_ROWS + 1, 512, 1),
+    ],
+)
+def test_a_librarys_product_in_parts(
+    monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, parts: int
+) -> None:
+    """In fewer the more there is to do, whole where a part's columns would not be whole tiles."""
+    hidden = MODEL.hidden_size
+    monkeypatch.setattr(products_module, "_FEW_OUTPUTS", (MAX_PRODUCT_ROWS - 1) * hidden)
+    limits = Ladder(tiny.engine_config(max_batch_tokens=512)).limits
+    space = Workspace(WorkspacePlan(MODEL, limits, torch.float32), torch.device("cpu"))
+    x, matrix = torch.randn(rows, columns), _matrix(hidden, columns)
+    made = Products(TorchKernels(), space, exact=False).projected(x, matrix, rows)
+    assert made.numel() == parts * rows * hidden
+    assert _close(made.view(parts, rows, hidden).sum(0), functional.linear(x, matrix.weight))
+
+
+@pytest.mark.parametrize(("exact", "bias"), [(True, False), (False, True)])
+def test_exact_and_biased_products_are_whole(space: Workspace, exact: bool, bias: bool) -> None:
+    matrix = _matrix(MODEL.hidden_size, 512, bias=bias)
+    x = torch.randn(len(space.projected), 512)
+    made = Products(TorchKernels(), space, exact).projected(x, matrix, ROWS)
+    assert made.shape == (ROWS, MODEL.hidden_size)
 
 
 @pytest.mark.parametrize("kernels", [Own(), TorchKernels()])

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from kakeya.kernels.gpu import ChoiceScratch, ChoiceTable
-from kakeya.kernels.gpu.launches import FEW_PROGRAMS
+from kakeya.kernels.gpu import TILE_ROWS, ChoiceScratch, ChoiceTable, launches
 from support.gpu_bench import Bench
 from support.gpu_sessions import Case, Sessions
 
@@ -83,12 +82,17 @@ def _bench() -> Bench:
     return Bench(TritonKernels(chained=True), torch.device("cpu"), torch.bfloat16)
 
 
-ATTENTION = ["decode_attention", "store_rows", "prepare_rows", "prompt_attention", "keep_rows"]
+PROMPT = ["prepare_rows", "prompt_attention", "keep_rows"]
+ATTENTION = ["decode_attention", "store_rows", *PROMPT]
 
 
 @pytest.mark.parametrize(
     ("case", "splits"),
-    [(Case(head_dim=16, softcap=2.0), 4), (Case(head_dim=128, heads=4, head_norms=True), 1)],
+    [
+        (Case(head_dim=16, softcap=2.0), 4),
+        (Case(head_dim=128, heads=4, head_norms=True), 1),
+        (Case(head_dim=128, heads=4), 8),
+    ],
 )
 def test_attention_compiles(compiled: list[str], case: Case, splits: int) -> None:
     sessions = Sessions(_bench(), case, splits=splits)
@@ -109,15 +113,29 @@ def test_attention_over_many_sessions_is_not_chained(monkeypatch: pytest.MonkeyP
         launched.append((program.__name__, options["CHAINED"], options.get("launch_pdl", False)))
 
     monkeypatch.setattr(jit.JITFunction, "run", note)
-    sessions = Sessions(_bench(), Case())
-    sessions.decode([sessions.block(0, FEW_PROGRAMS)])
-    sessions.decode([sessions.block(0, FEW_PROGRAMS + 1)])
-    sessions.store([sessions.block(0, FEW_PROGRAMS + 1)])
+    monkeypatch.setattr(launches, "FEW_PROGRAMS", 3)
+    sessions = Sessions(_bench(), Case(heads=3, kv_heads=1))
+    for rows in (3, 4):
+        sessions.decode([sessions.block(0, rows)])
+    sessions.store([sessions.block(0, 4)])
+    for rows in (TILE_ROWS, TILE_ROWS + 1):
+        sessions.prompt([sessions.block(0, rows)])
     assert launched == [
         ("decode_attention", True, True),
         ("decode_attention", False, False),
         ("store_rows", True, True),
+        *[(name, True, True) for name in PROMPT],
+        *[(name, False, False) for name in PROMPT],
     ]
+
+
+@pytest.mark.parametrize(("head_dim", "itemsize"), [(64, 2), (128, 2), (128, 4), (256, 4)])
+def test_the_order_of_additions_does_not_depend_on_the_batch(head_dim: int, itemsize: int) -> None:
+    for splits in (1, 2, 4, 8, 16):
+        found = [
+            launches.decode_launch(head_dim, itemsize, splits, 3 * splits * rows) for rows in (1, 64, 4096)
+        ]
+        assert len({(launch.slots, launch.warps) for launch in found}) == 1
 
 
 def test_the_rest_compiles(compiled: list[str]) -> None:

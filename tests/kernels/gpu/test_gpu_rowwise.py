@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kakeya.kernels.gpu import MAX_PARTS, MAX_PRODUCT_ROWS, MAX_SPLITS, splits_for
-from kakeya.kernels.gpu.launches import product_launch, tile_launch
+from kakeya.kernels.gpu.launches import own_parts, product_launch, tile_launch
 from kakeya.models.rope import Llama3Scaling, RopeConfig, inverse_frequencies, rope_tables
 from support.gpu_bench import Bench, same_bits
 
@@ -160,6 +160,14 @@ def test_tiles_all_run_at_once_or_are_left_to_a_library() -> None:
         (8, 960, 100, 4),
     ):
         assert tile_launch(*large) is None, large
+
+
+def test_own_products_are_of_whole_tiles_and_short_sums() -> None:
+    asked = {(64, 960, 576, 1): 1, (256, 576, 1536, 4): 3, (64, 1024, 3072, 4): 4}
+    for product, parts in asked.items():
+        assert own_parts(*product) == parts, product
+    for product in ((32, 960, 576, 1), (96, 960, 576, 1), (64, 6144, 4096, 1), (256, 4096, 1024, 1)):
+        assert own_parts(*product) == 0, product
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from kakeya.engine.cuda.weights import Matrix
 from kakeya.engine.cuda.workspace import EXACT_TILE, Workspace
-from kakeya.kernels.gpu import MAX_PARTS, Activation, GpuKernels
+from kakeya.kernels.gpu import MAX_PARTS, MAX_PRODUCT_ROWS, Activation, GpuKernels
 from kakeya.models.row_ops import softcap
+
+_FEW_OUTPUTS = 64 * 4096  # of a product, over all its rows
+_ALIGNED = 64  # columns that a part's are a multiple of
 
 
 class Products:
@@ -37,18 +40,28 @@ class Products:
 
     def projected(self, x: Tensor, matrix: Matrix, rows: int) -> Tensor:
         """The product as `add_norm` takes it: whole or in parts, good until the next one."""
-        parts = self._own_parts(matrix, matrix.outputs, rows, most=MAX_PARTS)
-        if not parts:
+        if parts := self._own_parts(matrix, matrix.outputs, rows, most=MAX_PARTS):
+            out = self._space.parts(parts, rows, torch.float32)
+            self._kernels.product(x[:rows], matrix.weight, out)
+        elif parts := self._library_parts(matrix, rows):
+            out = self._space.parts(parts, rows, x.dtype)
+            torch.bmm(_cut(x[:rows], parts), _cut(matrix.weight, parts).mT, out=out)
+        else:
+            out = self._space.projected[:rows]
             self._by_library(x, matrix, self._space.projected, rows)
-            return self._space.projected[:rows]
-        out = self._space.parts(parts, rows)
-        self._kernels.product(x[:rows], matrix.weight, out)
         return out
 
     def _own_parts(self, matrix: Matrix, outputs: int, rows: int, most: int) -> int:
         if self._exact or matrix.bias is not None:
             return 0
         return self._kernels.product_parts(rows, matrix.weight, outputs, most)
+
+    def _library_parts(self, matrix: Matrix, rows: int) -> int:
+        """In how many parts a library's product is quicker: its tiles of few rows do not fill a device."""
+        if self._exact or matrix.bias is not None or rows > MAX_PRODUCT_ROWS:
+            return 0
+        parts = MAX_PARTS if rows * matrix.outputs <= _FEW_OUTPUTS else 2
+        return parts if matrix.weight.shape[1] % (parts * _ALIGNED) == 0 else 0
 
     def _by_library(self, x: Tensor, matrix: Matrix, out: Tensor, rows: int) -> None:
         transposed = matrix.weight.t()
@@ -74,6 +87,12 @@ class Products:
             return
         for first in range(0, rows, EXACT_TILE):
             yield slice(first, first + EXACT_TILE)
+
+
+def _cut(x: Tensor, parts: int) -> Tensor:
+    """Columns shared out: [parts, rows, columns / parts]."""
+    rows, columns = x.shape
+    return x.view(rows, parts, columns // parts).transpose(0, 1)
 
 
 def _float32_product(x: Tensor, transposed: Tensor, out: Tensor) -> None:

@@ -71,10 +71,10 @@ class Workspace:
         self._rotations: Tensor = buffers["rotations"]
         self._parts: Tensor = buffers["parts"]
 
-    def parts(self, count: int, rows: int) -> Tensor:
+    def parts(self, count: int, rows: int, dtype: torch.dtype) -> Tensor:
         """[count, rows, hidden], in one piece."""
         width = self.hidden.shape[1]
-        return self._parts[: count * rows * width].view(count, rows, width)
+        return self._parts.view(dtype)[: count * rows * width].view(count, rows, width)
 
     def rotations(self, rope: int, rows: int, half: int) -> Tensor:
         """[4, rows, half] of the rope of that number, in one piece."""

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-ATTENTION_BLOCK = 32  # slots that a program takes at once
-MATRIX_ROWS = 16  # the fewest rows a matrix unit takes
+MATRIX_COLUMNS = 8  # the fewest that a matrix unit takes
 MAX_PRODUCT_ROWS = 256  # beyond, a library's products have enough to do
 TILE = 64  # rows of a tile, and columns of x that are multiplied at once
 _PROGRAMS = 132  # one for each multiprocessor
-_LONGEST_SHARE = 576  # columns of x
+_LONGEST_SHARE = 576  # columns of x, where more parts make it shorter
+_LONGEST_OWN = 1024  # beyond, a library's products are quicker
 # Programs that outnumber the places left by the launch ahead of them are spread badly when they are placed
 # before it is done: only so many are.
 FEW_PROGRAMS = 64
@@ -69,22 +69,45 @@ def tile_launch(rows: int, outputs: int, columns: int, most_parts: int) -> TileL
     return None
 
 
+def own_parts(rows: int, outputs: int, columns: int, most_parts: int) -> int:
+    """In how many parts such a product is quicker than a library's; 0 if it is not, as with ragged tiles."""
+    launch = tile_launch(rows, outputs, columns, most_parts)
+    if launch is None or rows % TILE or columns > launch.parts * _LONGEST_OWN:
+        return 0
+    return launch.parts
+
+
 def tile_stages(columns: int, *, gated: bool) -> int:
     """How many stages are on their way at once, such that a multiprocessor has room for two programs."""
     return 4 if gated and columns == TILE else 6
 
 
-def decode_warps(head_dim: int, itemsize: int) -> int:
-    return 2 if head_dim * itemsize <= 256 else 4 if head_dim * itemsize <= 512 else 8
+@dataclass(frozen=True)
+class AttentionLaunch:
+    """One program of attention: how many slots at once, on how many warps, how many blocks on their way."""
+
+    slots: int
+    warps: int
+    stages: int
 
 
-def prompt_warps(head_dim: int, itemsize: int) -> int:
-    return 4 if head_dim * itemsize <= 256 else 8
+def decode_launch(head_dim: int, itemsize: int, splits: int, programs: int) -> AttentionLaunch:
+    """Slots and warps decide in which order a row is added up, so they depend on the splits alone."""
+    slot = head_dim * itemsize
+    # Where a multiprocessor's programs are many, each needs little on its way, and all fit on it at once.
+    crowded = programs >= 12 * _PROGRAMS
+    if slot <= 128:
+        return AttentionLaunch(32, 1, 2 if crowded else 3)
+    if slot <= 256 and splits >= 8:
+        return AttentionLaunch(32, 2, 3)
+    if slot <= 256:
+        return AttentionLaunch(16, 1, 2 if crowded else 4)
+    return AttentionLaunch(16, 4 if slot <= 512 else 8, 2)
 
 
-def attention_stages(head_dim: int, itemsize: int) -> int:
-    """How many blocks of keys and values are on their way at once: up to 3, if shared memory holds them."""
-    return 3 if head_dim * itemsize <= 256 else 2 if head_dim * itemsize <= 512 else 1
+def prompt_launch(head_dim: int, itemsize: int) -> AttentionLaunch:
+    slot = head_dim * itemsize
+    return AttentionLaunch(32, 4 if slot <= 256 else 8, 3 if slot <= 256 else 2 if slot <= 512 else 1)
 
 
 def shared_out(units: int, rows: int, programs: int) -> tuple[int, int]:

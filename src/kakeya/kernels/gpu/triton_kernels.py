@@ -101,7 +101,7 @@ class TritonKernels:
             BLOCK=launches.power_of_two(n),
             PARTS=0 if addend is None else addend.numel() // hidden.numel(),
             POST=post_weight is not None,
-            num_warps=8 if n > 1024 else 4,
+            num_warps=16 if n > 1024 else 8,
             **self._launch,
         )
 
@@ -145,8 +145,7 @@ class TritonKernels:
     def product_parts(self, rows: int, weight: Tensor, outputs: int, most: int = 1) -> int:
         if weight.dtype != torch.bfloat16:
             return 0
-        launch = launches.tile_launch(rows, outputs, weight.shape[1], most)
-        return 0 if launch is None else launch.parts
+        return launches.own_parts(rows, outputs, weight.shape[1], most)
 
     def product(self, x: Tensor, weight: Tensor, out: Tensor, *, gate: Activation | None = None) -> None:
         (rows, columns), outputs = x.shape, out.shape[-1]
@@ -186,6 +185,8 @@ class TritonKernels:
         assert launches.power_of_two(splits) == splits <= MAX_SPLITS, f"{splits} splits"
         assert splits == 1 or count * splits <= len(scratch.parts), f"{count} rows in {splits} splits"
         programs = count * shape.kv_heads * splits
+        padded = launches.power_of_two(shape.group)
+        launch = launches.decode_launch(shape.head_dim, layer.pool.itemsize, splits, programs)
         decode.decode_attention[(count * shape.kv_heads, splits)](
             qkv,
             layer.pool,
@@ -211,15 +212,16 @@ class TritonKernels:
             layer.local_window,
             KV_HEADS=shape.kv_heads,
             GROUP=shape.group,
-            ROWS=max(launches.MATRIX_ROWS, launches.power_of_two(shape.group)),
+            PADDED=padded,
+            LOOKS=max(2, launches.MATRIX_COLUMNS // padded),
             D=shape.head_dim,
-            BLOCK=launches.ATTENTION_BLOCK,
+            BLOCK=launch.slots,
             SPLITS=splits,
             QK_NORM=layer.query_norm is not None,
             CAPPED=shape.softcap > 0,
-            num_warps=launches.decode_warps(shape.head_dim, layer.pool.itemsize),
-            num_stages=launches.attention_stages(shape.head_dim, layer.pool.itemsize),
-            **(self._launch if programs <= launches.FEW_PROGRAMS else _UNCHAINED),
+            num_warps=launch.warps,
+            num_stages=launch.stages,
+            **self._attending(programs),
         )
 
     def store_rows(self, qkv: Tensor, layer: AttentionLayer, rotations: Tensor, rows: RowTable) -> None:
@@ -256,7 +258,9 @@ class TritonKernels:
     ) -> None:
         shape = layer.shape
         assert len(qkv) <= len(scratch.queries), f"{len(qkv)} prompt rows, room for {len(scratch.queries)}"
-        heads = {"HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "D": shape.head_dim, **self._launch}
+        launch = launches.prompt_launch(shape.head_dim, layer.pool.itemsize)
+        heads = {"HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "D": shape.head_dim}
+        heads |= self._attending(len(prompt.tiles) * shape.heads)
         prompting.prepare_rows[(len(qkv), shape.heads + shape.kv_heads)](
             qkv,
             rotations,
@@ -291,10 +295,10 @@ class TritonKernels:
             layer.local_window,
             **heads,
             ROWS=TILE_ROWS,
-            BLOCK=launches.ATTENTION_BLOCK,
+            BLOCK=launch.slots,
             CAPPED=shape.softcap > 0,
-            num_warps=launches.prompt_warps(shape.head_dim, layer.pool.itemsize),
-            num_stages=launches.attention_stages(shape.head_dim, layer.pool.itemsize),
+            num_warps=launch.warps,
+            num_stages=launch.stages,
         )
         prompting.keep_rows[(len(qkv), shape.kv_heads)](
             scratch.keys,
@@ -308,6 +312,10 @@ class TritonKernels:
             **heads,
             num_warps=1,
         )
+
+    def _attending(self, programs: int) -> dict[str, bool]:
+        """Whether so many programs of attention are chained."""
+        return self._launch if programs <= launches.FEW_PROGRAMS else _UNCHAINED
 
     def choose(
         self,

@@ -1,4 +1,4 @@
-"""What the attention programs share: rotated heads, the soft cap, the running softmax, where tokens lie.
+"""What the attention programs share: rotated heads, the soft cap, where tokens lie.
 
 Rotation pairs dimension i with i + D / 2, so a head comes with its other self: the same, its halves swapped.
 """
@@ -24,11 +24,10 @@ def capped(scores, softcap, CAPPED: tl.constexpr):
 
 
 @triton.jit
-def rotated(x, swapped, cos_ptr, sin_ptr, D: tl.constexpr):
+def rotated(x, swapped, cos, sin, D: tl.constexpr):
     """Heads [..., D]. Fused by hand: left to itself, the compiler may round differently elsewhere."""
-    dim = tl.arange(0, D)
-    crossed = swapped * tl.load(sin_ptr + dim % (D // 2))
-    return tl.fma(x, tl.load(cos_ptr + dim % (D // 2)), tl.where(dim < D // 2, -crossed, crossed))
+    crossed = swapped * sin
+    return tl.fma(x, cos, tl.where(tl.arange(0, D) < D // 2, -crossed, crossed))
 
 
 @triton.jit
@@ -51,21 +50,11 @@ def head_at(at, norm_ptr, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
 def new_key(key_at, cos_ptr, sin_ptr, key_norm_ptr, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
     """The key of one head of a row as it is stored: normed, rotated, rounded. The same bits everywhere."""
     x, swapped = head_at(key_at, key_norm_ptr, eps, D, QK_NORM)
-    return rotated(x, swapped, cos_ptr, sin_ptr, D).to(key_at.dtype.element_ty)
+    half = tl.arange(0, D) % (D // 2)
+    key = rotated(x, swapped, tl.load(cos_ptr + half), tl.load(sin_ptr + half), D)
+    return key.to(key_at.dtype.element_ty)
 
 
 @triton.jit
 def slot_of(position, sink, ring):
     return tl.where(position < sink, position, sink + (position - sink) % ring)
-
-
-@triton.jit
-def softmax_step(scores, seen, v, top, total, mixed):
-    """Take a block of columns into the running softmax: top and total [rows], mixed [rows, D]."""
-    scores = tl.where(seen, scores, NOTHING)
-    new_top = tl.maximum(top, tl.max(scores, 1))
-    weights = tl.where(seen, tl.exp(scores - new_top[:, None]), 0.0)
-    fade = tl.exp(top - new_top)
-    total = total * fade + tl.sum(weights, 1)
-    mixed = mixed * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-    return new_top, total, mixed

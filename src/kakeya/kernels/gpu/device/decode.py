@@ -2,7 +2,8 @@
 
 One program holds the query heads that share a key head. It norms and rotates its queries and the new key,
 stores the new key and value in their slot, and attends to what the session may see: its sinks, through
-queries rotated for the distance they are kept at, and its window. With several splits the slots are shared
+queries rotated for the distance they are kept at, and its window. A head's two looks, at the window and at
+the sinks, are columns of the same products, whose rows are slots. With several splits the slots are shared
 out, and the program that finishes last joins the parts in a fixed order: a row's bits depend on nothing else.
 """
 
@@ -10,18 +11,11 @@ import triton
 import triton.language as tl
 
 from kakeya.kernels.gpu.device.chain import follow
-from kakeya.kernels.gpu.device.common import (
-    NOTHING,
-    capped,
-    new_key,
-    rotated,
-    slot_of,
-    softmax_step,
-)
+from kakeya.kernels.gpu.device.common import NOTHING, capped, new_key, rotated, slot_of
 
 
 @triton.jit
-def _queries(at, real, norm_ptr, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
+def _heads(at, real, norm_ptr, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
     """The heads of a group and their other selves, float32 [heads, D], normed; zeros below the real ones."""
     dim = tl.arange(0, D)
     other = (dim + D // 2) % D
@@ -35,6 +29,19 @@ def _queries(at, real, norm_ptr, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
 
 
 @triton.jit
+def _queries(
+    q, swapped, turns, turn_stride, scale, PADDED: tl.constexpr, LOOKS: tl.constexpr, D: tl.constexpr
+):
+    """Float32 [D, LOOKS * PADDED]: the heads as they look at the window, then as they look at the sinks, and
+    that again as often as it takes to fill the columns."""
+    looks, half = tl.arange(0, LOOKS), tl.arange(0, D) % (D // 2)
+    cos_at = turns + tl.minimum(looks, 1)[:, None] * 2 * turn_stride + half[None, :]
+    cos, sin = tl.load(cos_at)[:, None, :], tl.load(cos_at + turn_stride)[:, None, :]
+    both = rotated(q[None, :, :], swapped[None, :, :], cos, sin, D) * scale
+    return tl.reshape(both, [LOOKS * PADDED, D]).T
+
+
+@triton.jit
 def _store_token(keys, values, slot, key, value, D: tl.constexpr):
     dim = tl.arange(0, D)
     tl.store(keys + slot * D + dim, key)
@@ -42,9 +49,9 @@ def _store_token(keys, values, slot, key, value, D: tl.constexpr):
 
 
 @triton.jit
-def _seen_in_ring(t, sink, slots, capacity, local_window):
-    """The ring's tokens before t that are seen: the oldest's slot, how many lie from there up to the ring's
-    end, and how many on from its beginning."""
+def _pieces_seen(t, sink, slots, capacity, local_window):
+    """The slots with what t sees of earlier tokens, in two pieces: from the oldest of the ring up to its end,
+    and from slot 0 on, where sinks come first. Begin and end of the one, end of the other."""
     window = capacity - sink
     # A local layer sees distances below its window; without one every distance is.
     reach = tl.where(local_window > 0, tl.minimum(local_window, window), window)
@@ -52,15 +59,43 @@ def _seen_in_ring(t, sink, slots, capacity, local_window):
     count = tl.maximum(t - oldest, 0)
     begin = slot_of(oldest, sink, slots - sink)
     upper = tl.minimum(count, slots - begin)
-    return begin, upper, count - upper
+    return begin, begin + upper, tl.where(count > upper, sink + count - upper, tl.minimum(sink, t))
 
 
 @triton.jit
-def _columns(keys, values, start, seen, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Keys and values of the slots from `start` on, zeros for those not seen: they may be no numbers."""
-    at = start * D + (tl.arange(0, BLOCK)[:, None] * D + tl.arange(0, D)[None, :])
-    k = tl.load(keys + at, mask=seen[:, None], other=0.0)
-    return k, tl.load(values + at, mask=seen[:, None], other=0.0)
+def _block(keys, values, start, held, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Keys [slots, D] and values [D, slots] from `start` on; zeros where none are held, since those may be no
+    numbers."""
+    slots, dim = tl.arange(0, BLOCK), tl.arange(0, D)
+    k_at = keys + (start * D + (slots[:, None] * D + dim[None, :]))
+    v_at = values + (start * D + (slots[None, :] * D + dim[:, None]))
+    k = tl.load(k_at, mask=held[:, None], other=0.0)
+    return k, tl.load(v_at, mask=held[None, :], other=0.0)
+
+
+@triton.jit
+def _take_in(scores, seen, v, top, total, mixed):
+    """A block of slots into the running softmax: scores [slots, looks], mixed [D, looks]."""
+    scores = tl.where(seen, scores, NOTHING)
+    new_top = tl.maximum(top, tl.max(scores, 0))
+    weights = tl.where(seen, tl.exp(scores - new_top[None, :]), 0.0)
+    fade = tl.exp(top - new_top)
+    total = total * fade + tl.sum(weights, 0)
+    mixed = mixed * fade[None, :] + tl.dot(v, weights.to(v.dtype), input_precision="ieee")
+    return new_top, total, mixed
+
+
+@triton.jit
+def _together(
+    top, total, mixed, own_score, own_value, PADDED: tl.constexpr, LOOKS: tl.constexpr, D: tl.constexpr
+):
+    """What heads have seen in their looks, and of the new token: [PADDED], [PADDED], [PADDED, D]."""
+    tops = tl.reshape(top, [LOOKS, PADDED])
+    best = tl.maximum(tl.max(tops, 0), own_score)
+    fade, own = tl.exp(tops - best[None, :]), tl.exp(own_score - best)
+    total = tl.sum(fade * tl.reshape(total, [LOOKS, PADDED]), 0) + own
+    mixed = tl.sum(fade[:, :, None] * tl.reshape(mixed.T, [LOOKS, PADDED, D]), 0)
+    return best, total, mixed + own[:, None] * own_value.to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -102,11 +137,12 @@ def decode_attention(
     slab_ptr, position_ptr, sink_ptr, out_ptr, parts_ptr, stats_ptr, arrived_ptr,
     layer_offset, slab_stride, kv_stride, head_stride, qkv_stride, out_stride, rotation_stride,
     capacity, slots, scale, eps, softcap, local_window,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, LOOKS: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, QK_NORM: tl.constexpr, CAPPED: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Program (row and key head, split). ROWS: the group padded to what a matrix unit takes."""
+    """Program (row and key head, split). PADDED: the group as a power of two. LOOKS: two, or as many as fill
+    the columns of a matrix unit."""
     follow(CHAINED)
     row, kv_head, split = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS, tl.program_id(1)
     slab = tl.load(slab_ptr + row).to(tl.int64)
@@ -114,58 +150,49 @@ def decode_attention(
         return
     ELEMENT: tl.constexpr = pool_ptr.dtype.element_ty
     HEADS: tl.constexpr = KV_HEADS * GROUP
-    t = tl.load(position_ptr + row).to(tl.int32)
-    sink = tl.load(sink_ptr + row).to(tl.int32)
-    heads = tl.arange(0, ROWS)
-    real = heads < GROUP
-    dim = tl.arange(0, D)
-
-    mine = qkv_ptr + row * qkv_stride
-    q_at = mine + (kv_head * GROUP + heads)[:, None] * D
-    q, swapped = _queries(q_at, real, query_norm_ptr, eps, D, QK_NORM)
-    cos_ptr = rotation_ptr + row * (D // 2)
-    sin_ptr, sink_cos_ptr = cos_ptr + rotation_stride, cos_ptr + 2 * rotation_stride
-    queries = (rotated(q, swapped, cos_ptr, sin_ptr, D) * scale).to(ELEMENT)
-    as_sinks = rotated(q, swapped, sink_cos_ptr, sink_cos_ptr + rotation_stride, D)
-    sink_queries = (as_sinks * scale).to(ELEMENT)
+    t, sink = tl.load(position_ptr + row).to(tl.int32), tl.load(sink_ptr + row).to(tl.int32)
     keys = pool_ptr + slab * slab_stride + layer_offset + kv_head * head_stride
     values = keys + kv_stride
+    mine, turns = qkv_ptr + row * qkv_stride, rotation_ptr + row * (D // 2)
+    dim, real = tl.arange(0, D), tl.arange(0, PADDED) < GROUP
+    head = kv_head * GROUP + tl.arange(0, PADDED)
+    q, swapped = _heads(mine + head[:, None] * D, real, query_norm_ptr, eps, D, QK_NORM)
+    queries = _queries(q, swapped, turns, rotation_stride, scale, PADDED, LOOKS, D).to(ELEMENT)
 
-    top = tl.full([ROWS], NOTHING, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, D], tl.float32)
+    own_score = tl.full([PADDED], NOTHING, tl.float32)
+    own_value = tl.zeros([D], ELEMENT)
     if split == 0:
-        # The new token sees itself at distance 0, where both rotations agree.
         key_at = mine + (HEADS + kv_head) * D
-        key = new_key(key_at, cos_ptr, sin_ptr, key_norm_ptr, eps, D, QK_NORM)
-        value = tl.load(key_at + KV_HEADS * D + dim)
-        _store_token(keys, values, slot_of(t, sink, slots - sink), key, value, D)
-        score = tl.sum(queries.to(tl.float32) * key.to(tl.float32)[None, :], 1)
-        top = capped(score, softcap, CAPPED)
-        total = tl.full([ROWS], 1.0, tl.float32)
-        mixed += value.to(tl.float32)[None, :]
+        key = new_key(key_at, turns, turns + rotation_stride, key_norm_ptr, eps, D, QK_NORM)
+        own_value = tl.load(key_at + KV_HEADS * D + dim)
+        _store_token(keys, values, slot_of(t, sink, slots - sink), key, own_value, D)
+        # The new token sees itself at distance 0, where both rotations agree.
+        cos, sin = tl.load(turns + dim % (D // 2)), tl.load(turns + rotation_stride + dim % (D // 2))
+        query = (rotated(q, swapped, cos, sin, D) * scale).to(ELEMENT)
+        own_score = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1)
+        own_score = capped(own_score, softcap, CAPPED)
 
-    # What is seen lies in three pieces: sinks, and the ring's tokens from the oldest up to the ring's end and
-    # on from its beginning. Each is taken in blocks from its own beginning.
-    begin, upper, lower = _seen_in_ring(t, sink, slots, capacity, local_window)
+    look = tl.arange(0, LOOKS * PADDED) // PADDED
+    in_window, at_sinks = (look == 0)[None, :], (look == 1)[None, :]
+    begin, high_end, low_end = _pieces_seen(t, sink, slots, capacity, local_window)
     sinks_from = tl.where(local_window > 0, tl.minimum(t, capacity - 1) - local_window + 1, 0)
-    sinks_end = tl.minimum(sink, t)
-    sink_blocks = tl.cdiv(sinks_end, BLOCK)
-    upper_blocks = sink_blocks + tl.cdiv(upper, BLOCK)
-    blocks = upper_blocks + tl.cdiv(lower, BLOCK)
+    high_blocks = tl.cdiv(high_end - begin, BLOCK)
+    blocks = high_blocks + tl.cdiv(low_end, BLOCK)
+    top = tl.full([LOOKS * PADDED], NOTHING, tl.float32)
+    total = tl.zeros([LOOKS * PADDED], tl.float32)
+    mixed = tl.zeros([D, LOOKS * PADDED], tl.float32)
     for block in range(split * blocks // SPLITS, (split + 1) * blocks // SPLITS):
-        is_sinks, is_upper = block < sink_blocks, block < upper_blocks
-        start = tl.where(is_upper, begin - sink_blocks * BLOCK, sink - upper_blocks * BLOCK)
-        start = tl.where(is_sinks, 0, start) + block * BLOCK
-        end = tl.where(is_sinks, sinks_end, tl.where(is_upper, begin + upper, sink + lower))
+        is_high = block < high_blocks
+        start = tl.where(is_high, begin, -high_blocks * BLOCK) + block * BLOCK
         slot = start + tl.arange(0, BLOCK)
-        seen = (slot < end) & (slot >= tl.where(is_sinks, sinks_from, 0))
-        k, v = _columns(keys, values, start, seen, D, BLOCK)
-        scores = tl.dot(tl.where(is_sinks, sink_queries, queries), k.T, input_precision="ieee")
-        scores = capped(scores, softcap, CAPPED)
-        top, total, mixed = softmax_step(scores, seen[None, :], v, top, total, mixed)
+        held = slot < tl.where(is_high, high_end, low_end)
+        k, v = _block(keys, values, start, held, D, BLOCK)
+        scores = capped(tl.dot(k, queries, input_precision="ieee"), softcap, CAPPED)
+        seen = in_window & (held & (slot >= sink))[:, None]
+        seen = seen | at_sinks & ((slot >= sinks_from) & (slot < tl.minimum(sink, t)))[:, None]
+        top, total, mixed = _take_in(scores, seen, v, top, total, mixed)
 
-    head = kv_head * GROUP + heads
+    top, total, mixed = _together(top, total, mixed, own_score, own_value, PADDED, LOOKS, D)
     out_at = out_ptr + row * out_stride + head[:, None] * D + dim[None, :]
     if SPLITS == 1:
         tl.store(out_at, (mixed / total[:, None]).to(ELEMENT), mask=real[:, None])

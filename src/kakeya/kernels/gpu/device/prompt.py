@@ -9,15 +9,7 @@ import triton
 import triton.language as tl
 
 from kakeya.kernels.gpu.device.chain import follow
-from kakeya.kernels.gpu.device.common import (
-    NOTHING,
-    capped,
-    head_at,
-    new_key,
-    rotated,
-    slot_of,
-    softmax_step,
-)
+from kakeya.kernels.gpu.device.common import NOTHING, capped, head_at, new_key, rotated, slot_of
 
 
 @triton.jit
@@ -30,17 +22,18 @@ def prepare_rows(
     """Program (row, head): queries are scaled and rotated twice, keys rotated once."""
     follow(CHAINED)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    dim = tl.arange(0, D)
+    dim, half = tl.arange(0, D), tl.arange(0, D) % (D // 2)
     at = qkv_ptr + row * qkv_stride + head * D
     cos_ptr = rotation_ptr + row * (D // 2)
-    sin_ptr, sink_cos_ptr = cos_ptr + rotation_stride, cos_ptr + 2 * rotation_stride
+    sin_ptr = cos_ptr + rotation_stride
     if head < HEADS:
         ELEMENT: tl.constexpr = query_ptr.dtype.element_ty
         q, swapped = head_at(at, query_norm_ptr, eps, D, QK_NORM)
         place = (row * HEADS + head) * D + dim
-        tl.store(query_ptr + place, (rotated(q, swapped, cos_ptr, sin_ptr, D) * scale).to(ELEMENT))
-        as_sink = rotated(q, swapped, sink_cos_ptr, sink_cos_ptr + rotation_stride, D)
-        tl.store(sink_query_ptr + place, (as_sink * scale).to(ELEMENT))
+        cos, sin = tl.load(cos_ptr + half), tl.load(sin_ptr + half)
+        tl.store(query_ptr + place, (rotated(q, swapped, cos, sin, D) * scale).to(ELEMENT))
+        cos, sin = tl.load(sin_ptr + rotation_stride + half), tl.load(sin_ptr + 2 * rotation_stride + half)
+        tl.store(sink_query_ptr + place, (rotated(q, swapped, cos, sin, D) * scale).to(ELEMENT))
     else:
         key = new_key(at, cos_ptr, sin_ptr, key_norm_ptr, eps, D, QK_NORM)
         tl.store(key_ptr + (row * KV_HEADS + head - HEADS) * D + dim, key)
@@ -58,6 +51,18 @@ def _segment(segment_ptr, segment):
 def _load_pair(keys_at, values_at, held):
     k = tl.load(keys_at, mask=held[:, None], other=0.0)
     return k, tl.load(values_at, mask=held[:, None], other=0.0)
+
+
+@triton.jit
+def _take_in(scores, seen, v, top, total, mixed):
+    """Take a block of columns into the running softmax: top and total [rows], mixed [rows, D]."""
+    scores = tl.where(seen, scores, NOTHING)
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    weights = tl.where(seen, tl.exp(scores - new_top[:, None]), 0.0)
+    fade = tl.exp(top - new_top)
+    total = total * fade + tl.sum(weights, 1)
+    mixed = mixed * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    return new_top, total, mixed
 
 
 @triton.jit
@@ -111,7 +116,7 @@ def prompt_attention(
         scores = capped(tl.dot(sink_query, (k + new_k).T, input_precision="ieee"), softcap, CAPPED)
         seen = (p < sink)[None, :] & (p[None, :] <= t[:, None])
         seen = seen & (seen_at[:, None] - p[None, :] < sink_reach)
-        top, total, mixed = softmax_step(scores, seen, v + new_v, top, total, mixed)
+        top, total, mixed = _take_in(scores, seen, v + new_v, top, total, mixed)
     query = tl.load(query_ptr + q_at, mask=live[:, None], other=0.0)
     oldest = tl.maximum(sink, start + offset - reach + 1)
     for begin in range(oldest, start, BLOCK):
@@ -121,7 +126,7 @@ def prompt_attention(
         k, v = _load_pair(keys + place, values + place, held)
         scores = capped(tl.dot(query, k.T, input_precision="ieee"), softcap, CAPPED)
         seen = held[None, :] & (t[:, None] - p[None, :] < reach)
-        top, total, mixed = softmax_step(scores, seen, v, top, total, mixed)
+        top, total, mixed = _take_in(scores, seen, v, top, total, mixed)
     for begin in range(tl.maximum(oldest, start), last + 1, BLOCK):
         p = begin + tl.arange(0, BLOCK)
         held = p <= last
@@ -131,7 +136,7 @@ def prompt_attention(
         )
         scores = capped(tl.dot(query, k.T, input_precision="ieee"), softcap, CAPPED)
         seen = (p[None, :] <= t[:, None]) & (t[:, None] - p[None, :] < reach)
-        top, total, mixed = softmax_step(scores, seen, v, top, total, mixed)
+        top, total, mixed = _take_in(scores, seen, v, top, total, mixed)
     total = tl.where(live, total, 1.0)  # rows below the segment may have seen nothing
     out_at = out_ptr + row[:, None] * out_stride + head * D + dim[None, :]
     tl.store(out_at, (mixed / total[:, None]).to(out_at.dtype.element_ty), mask=live[:, None])
