@@ -13,6 +13,9 @@ import triton.language as tl
 from kakeya.kernels.gpu.device.chain import follow
 from kakeya.kernels.gpu.device.common import NOTHING, capped, new_key, rotated, slot_of
 
+# Scores are exponents of two, whose powers are quicker than those of e.
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def _heads(at, real, norm_ptr, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
@@ -30,15 +33,25 @@ def _heads(at, real, norm_ptr, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
 
 @triton.jit
 def _queries(
-    q, swapped, turns, turn_stride, scale, PADDED: tl.constexpr, LOOKS: tl.constexpr, D: tl.constexpr
-):
-    """Float32 [D, LOOKS * PADDED]: the heads as they look at the window, then as they look at the sinks, and
-    that again as often as it takes to fill the columns."""
+    q, swapped, turns, turn_stride, scale,
+    PADDED: tl.constexpr, LOOKS: tl.constexpr, D: tl.constexpr, ELEMENT: tl.constexpr,
+):  # fmt: skip
+    """[D, LOOKS * PADDED]: the heads as they look at the window, then as they look at the sinks, and that
+    again as often as it takes to fill the columns."""
     looks, half = tl.arange(0, LOOKS), tl.arange(0, D) % (D // 2)
     cos_at = turns + tl.minimum(looks, 1)[:, None] * 2 * turn_stride + half[None, :]
     cos, sin = tl.load(cos_at)[:, None, :], tl.load(cos_at + turn_stride)[:, None, :]
     both = rotated(q[None, :, :], swapped[None, :, :], cos, sin, D) * scale
-    return tl.reshape(both, [LOOKS * PADDED, D]).T
+    # Rounded first: turned over before, they would take twice the registers, and half the programs fit.
+    return tl.reshape(both.to(ELEMENT), [LOOKS * PADDED, D]).T
+
+
+@triton.jit
+def _exponents(scores, softcap, CAPPED: tl.constexpr):
+    """Scores that are capped are not scaled for it before."""
+    if CAPPED:
+        scores = capped(scores, softcap, CAPPED) * _LOG2_E
+    return scores
 
 
 @triton.jit
@@ -63,14 +76,11 @@ def _pieces_seen(t, sink, slots, capacity, local_window):
 
 
 @triton.jit
-def _block(keys, values, start, held, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Keys [slots, D] and values [D, slots] from `start` on; zeros where none are held, since those may be no
-    numbers."""
-    slots, dim = tl.arange(0, BLOCK), tl.arange(0, D)
-    k_at = keys + (start * D + (slots[:, None] * D + dim[None, :]))
-    v_at = values + (start * D + (slots[None, :] * D + dim[:, None]))
-    k = tl.load(k_at, mask=held[:, None], other=0.0)
-    return k, tl.load(v_at, mask=held[None, :], other=0.0)
+def _block(keys, values, slot, D: tl.constexpr):
+    """Keys [slots, D] and values [D, slots]."""
+    dim = tl.arange(0, D)
+    k = tl.load(keys + (slot[:, None] * D + dim[None, :]))
+    return k, tl.load(values + (slot[None, :] * D + dim[:, None]))
 
 
 @triton.jit
@@ -78,8 +88,8 @@ def _take_in(scores, seen, v, top, total, mixed):
     """A block of slots into the running softmax: scores [slots, looks], mixed [D, looks]."""
     scores = tl.where(seen, scores, NOTHING)
     new_top = tl.maximum(top, tl.max(scores, 0))
-    weights = tl.where(seen, tl.exp(scores - new_top[None, :]), 0.0)
-    fade = tl.exp(top - new_top)
+    weights = tl.where(seen, tl.exp2(scores - new_top[None, :]), 0.0)
+    fade = tl.exp2(top - new_top)
     total = total * fade + tl.sum(weights, 0)
     mixed = mixed * fade[None, :] + tl.dot(v, weights.to(v.dtype), input_precision="ieee")
     return new_top, total, mixed
@@ -92,7 +102,7 @@ def _together(
     """What heads have seen in their looks, and of the new token: [PADDED], [PADDED], [PADDED, D]."""
     tops = tl.reshape(top, [LOOKS, PADDED])
     best = tl.maximum(tl.max(tops, 0), own_score)
-    fade, own = tl.exp(tops - best[None, :]), tl.exp(own_score - best)
+    fade, own = tl.exp2(tops - best[None, :]), tl.exp2(own_score - best)
     total = tl.sum(fade * tl.reshape(total, [LOOKS, PADDED]), 0) + own
     mixed = tl.sum(fade[:, :, None] * tl.reshape(mixed.T, [LOOKS, PADDED, D]), 0)
     return best, total, mixed + own[:, None] * own_value.to(tl.float32)[None, :]
@@ -110,7 +120,7 @@ def _join(
     totals = tl.load(stats_ptr + places * 2 + 1, mask=real[None, :], other=1.0, volatile=True)
     parts_at = parts_ptr + places[:, :, None] * D + dim[None, None, :]
     parts = tl.load(parts_at, mask=real[None, :, None], other=0.0, volatile=True)
-    weights = tl.exp(tops - tl.max(tops, 0)[None, :])
+    weights = tl.exp2(tops - tl.max(tops, 0)[None, :])
     joined = tl.sum(weights[:, :, None] * parts, 0) / tl.sum(weights * totals, 0)[:, None]
     tl.store(out_at, joined.to(out_at.dtype.element_ty), mask=real[:, None])
 
@@ -157,7 +167,8 @@ def decode_attention(
     dim, real = tl.arange(0, D), tl.arange(0, PADDED) < GROUP
     head = kv_head * GROUP + tl.arange(0, PADDED)
     q, swapped = _heads(mine + head[:, None] * D, real, query_norm_ptr, eps, D, QK_NORM)
-    queries = _queries(q, swapped, turns, rotation_stride, scale, PADDED, LOOKS, D).to(ELEMENT)
+    scale = scale if CAPPED else scale * _LOG2_E
+    queries = _queries(q, swapped, turns, rotation_stride, scale, PADDED, LOOKS, D, ELEMENT)
 
     own_score = tl.full([PADDED], NOTHING, tl.float32)
     own_value = tl.zeros([D], ELEMENT)
@@ -170,7 +181,7 @@ def decode_attention(
         cos, sin = tl.load(turns + dim % (D // 2)), tl.load(turns + rotation_stride + dim % (D // 2))
         query = (rotated(q, swapped, cos, sin, D) * scale).to(ELEMENT)
         own_score = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1)
-        own_score = capped(own_score, softcap, CAPPED)
+        own_score = _exponents(own_score, softcap, CAPPED)
 
     look = tl.arange(0, LOOKS * PADDED) // PADDED
     in_window, at_sinks = (look == 0)[None, :], (look == 1)[None, :]
@@ -184,11 +195,12 @@ def decode_attention(
     for block in range(split * blocks // SPLITS, (split + 1) * blocks // SPLITS):
         is_high = block < high_blocks
         start = tl.where(is_high, begin, -high_blocks * BLOCK) + block * BLOCK
+        end = tl.where(is_high, high_end, low_end)
         slot = start + tl.arange(0, BLOCK)
-        held = slot < tl.where(is_high, high_end, low_end)
-        k, v = _block(keys, values, start, held, D, BLOCK)
-        scores = capped(tl.dot(k, queries, input_precision="ieee"), softcap, CAPPED)
-        seen = in_window & (held & (slot >= sink))[:, None]
+        # Beyond the end the last one again: what lies there may be no number.
+        k, v = _block(keys, values, tl.minimum(slot, end - 1), D)
+        scores = _exponents(tl.dot(k, queries, input_precision="ieee"), softcap, CAPPED)
+        seen = in_window & ((slot >= sink) & (slot < end))[:, None]
         seen = seen | at_sinks & ((slot >= sinks_from) & (slot < tl.minimum(sink, t)))[:, None]
         top, total, mixed = _take_in(scores, seen, v, top, total, mixed)
 
