@@ -89,19 +89,21 @@ class AttentionLaunch:
     slots: int
     warps: int
     stages: int
+    registers: int | None = None
+    """That a thread may have at most."""
 
 
 def decode_launch(head_dim: int, itemsize: int, splits: int, programs: int) -> AttentionLaunch:
     """Slots and warps decide in which order a row is added up, so they depend on the splits alone."""
     slot = head_dim * itemsize
-    # Where a multiprocessor's programs are many, each needs little on its way, and all fit on it at once.
+    # Where a multiprocessor's programs are many, each needs little on its way, and 16 fit on it at once.
     crowded = programs >= 12 * _PROGRAMS
     if slot <= 128:
-        return AttentionLaunch(32, 1, 2 if crowded else 3)
+        return AttentionLaunch(32, 1, 2, 128) if crowded else AttentionLaunch(32, 1, 3)
     if slot <= 256 and splits >= 8:
         return AttentionLaunch(32, 2, 3)
     if slot <= 256:
-        return AttentionLaunch(16, 1, 2 if crowded else 4)
+        return AttentionLaunch(16, 1, 2, 128) if crowded else AttentionLaunch(16, 1, 4)
     return AttentionLaunch(16, 4 if slot <= 512 else 8, 2)
 
 

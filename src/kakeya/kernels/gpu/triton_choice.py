@@ -10,7 +10,7 @@ from kakeya.kernels.gpu.choice_scratch import BINS, LISTED, SEGMENT, ChoiceScrat
 from kakeya.kernels.gpu.device import best, cut, draw
 from kakeya.kernels.gpu.interface import ChoiceTable, RowTable
 
-_BEST_BLOCK, _BEST_WARPS, _BEST_PROGRAMS = 8192, 16, 256
+_BEST_BLOCK, _BEST_WARPS, _BEST_PROGRAMS = 4096, 16, 512
 _WARPS, _PROGRAMS = 8, 512
 _REGISTERS = 64  # of a thread: all these programs run at once, on a device of 132 multiprocessors
 _SAMPLE = 4096  # tokens of a row that tell where its filters are bound to end

@@ -221,6 +221,7 @@ class TritonKernels:
             CAPPED=shape.softcap > 0,
             num_warps=launch.warps,
             num_stages=launch.stages,
+            maxnreg=launch.registers,
             **self._attending(programs),
         )
 
