@@ -119,7 +119,7 @@ class Operations:
         return Operation("one_row_product", size, moved, partial(make, outputs, inputs))
 
     def _decode(self, rows: int) -> Operation:
-        splits = splits_for(rows)
+        splits = splits_for(rows, self._model.num_kv_heads)
         size = f"{_counted(rows)}, {splits} split{'' if splits == 1 else 's'}"
         moved = self._traffic.decode_attention(rows)
         return Operation("decode_attention", size, moved, partial(self._attend, rows, splits))

@@ -14,7 +14,13 @@ from kakeya.engine.cuda.tables import Layout
 from kakeya.engine.cuda.workspace import Workspace, WorkspacePlan
 from kakeya.engine.slab import slab_geometry
 from kakeya.kernels.gpu import ChoiceScratch, splits_for
+from kakeya.models.config import ModelConfig
 from kakeya.types import BackendChoice, Numerics
+
+
+def most_split(rows: int, model: ModelConfig) -> int:
+    splits = splits_for(rows, model.num_kv_heads)
+    return rows * splits if splits > 1 else 0
 
 
 @pytest.mark.parametrize("numerics", Numerics)
@@ -35,7 +41,7 @@ def test_the_plan_holds_every_buffer_of_a_step(shape: Shape, numerics: Numerics,
         torch.bfloat16,
         meta,
         prompt_rows=0 if exact else limits.rows,
-        parts=EXACT_SPLITS * limits.rows if exact else 64 * splits_for(1),
+        parts=EXACT_SPLITS * limits.rows if exact else max(most_split(rows, model) for rows in range(1, 513)),
     )
     choosing = ChoiceScratch.of(*space.logits.shape, meta)
     tensors = [each for held in (space, scratch, choosing) for each in vars(held).values()]

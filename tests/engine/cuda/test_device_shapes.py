@@ -32,13 +32,13 @@ def test_rungs_are_dense_where_it_matters_and_end_where_nobody_comes() -> None:
     assert decode_rungs(2304)[-3:] == (1536, 2048, 2304)
 
 
-@given(st.integers(1, 5000))
-def test_every_batch_has_a_rung(most: int) -> None:
+@given(st.integers(1, 5000), st.integers(1, 64))
+def test_every_batch_has_a_rung(most: int, kv_heads: int) -> None:
     rungs = decode_rungs(most)
     assert list(rungs) == sorted(set(rungs))
     assert rungs[-1] >= most
     for rung in rungs:
-        splits = splits_for(rung)
+        splits = splits_for(rung, kv_heads)
         assert splits & (splits - 1) == 0
         assert splits <= MAX_SPLITS
 

@@ -157,7 +157,7 @@ class FusedDecoder:
             kernels.prompt_attention(space.qkv[part], layer, turned[:, part], prompt, self._scratch, out)
 
     def _splits(self, rows: int) -> int:
-        return EXACT_SPLITS if self._exact else splits_for(rows)
+        return EXACT_SPLITS if self._exact else splits_for(rows, self._model.num_kv_heads)
 
     def _layers_over(self, pool: Tensor) -> list[AttentionLayer]:
         windows = self._model.layer_windows
@@ -169,7 +169,8 @@ class FusedDecoder:
         ]
 
     def _make_scratch(self, max_rows: int, device: torch.device) -> Scratch:
-        parts = EXACT_SPLITS * max_rows if self._exact else max(n * splits_for(n) for n in range(1, 65))
+        splits = {rows: self._splits(rows) for rows in range(1, max_rows + 1)}
+        parts = max((rows * count for rows, count in splits.items() if count > 1), default=0)
         return self._kernels.scratch(
             self._attention,
             self._weights.dtype,

@@ -23,6 +23,8 @@ TILE_ROWS = 64
 SEGMENT_FIELDS = 5
 """slab, start position, first row, row count, sink."""
 MAX_SPLITS = 16
+_FILLING = 512
+"""Programs of attention that fill a device."""
 MAX_PARTS = 4
 """Of a product whose sum is left to whoever reads it."""
 
@@ -254,7 +256,7 @@ class GpuKernels(Protocol):
         ...
 
 
-def splits_for(rows: int) -> int:
+def splits_for(rows: int, kv_heads: int) -> int:
     """How many splits decode_attention is quickest with: enough programs to fill the device, no more."""
-    share = max(1, 64 // max(rows, 1))
+    share = max(1, _FILLING // max(rows * kv_heads, 1))
     return min(MAX_SPLITS, 1 << (share.bit_length() - 1))
