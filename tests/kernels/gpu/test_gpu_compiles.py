@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from kakeya.engine.cuda.decoder import EXACT_SPLITS
 from kakeya.kernels.gpu import TILE_ROWS, ChoiceScratch, ChoiceTable, launches
 from support.gpu_bench import Bench
 from support.gpu_sessions import Case, Sessions
@@ -130,12 +131,20 @@ def test_attention_over_many_sessions_is_not_chained(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("head_dim", "itemsize"), [(64, 2), (128, 2), (128, 4), (256, 4)])
-def test_the_order_of_additions_does_not_depend_on_the_batch(head_dim: int, itemsize: int) -> None:
-    for splits in (1, 2, 4, 8, 16):
-        found = [
-            launches.decode_launch(head_dim, itemsize, splits, 3 * splits * rows) for rows in (1, 64, 4096)
-        ]
-        assert len({(launch.slots, launch.warps) for launch in found}) == 1
+def test_split_attention_is_the_same_program_for_every_batch(head_dim: int, itemsize: int) -> None:
+    """Exact numerics always split."""
+    assert EXACT_SPLITS > 1
+    for splits in (2, 4, 8, 16):
+        sizes = [3 * splits * rows for rows in (1, 64, 4096)]
+        assert len({launches.decode_launch(head_dim, itemsize, splits, size) for size in sizes}) == 1
+
+
+def test_attention_of_many_sessions_fits_on_a_device_at_once() -> None:
+    """256 sessions with 8 key heads, on 132 multiprocessors with 65,536 registers each."""
+    programs = 256 * 8
+    launch = launches.decode_launch(128, 2, 1, programs)
+    assert launch.registers is not None
+    assert 65_536 // (launch.registers * 32 * launch.warps) * 132 >= programs
 
 
 def test_the_rest_compiles(compiled: list[str]) -> None:

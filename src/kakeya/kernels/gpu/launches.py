@@ -94,10 +94,11 @@ class AttentionLaunch:
 
 
 def decode_launch(head_dim: int, itemsize: int, splits: int, programs: int) -> AttentionLaunch:
-    """Slots and warps decide in which order a row is added up, so they depend on the splits alone."""
+    """Where rows are split, nothing depends on how many programs there are: what exact numerics run must be
+    the same for one row and for all."""
     slot = head_dim * itemsize
     # Where a multiprocessor's programs are many, each needs little on its way, and 16 fit on it at once.
-    crowded = programs >= 12 * _PROGRAMS
+    crowded = splits == 1 and programs >= 12 * _PROGRAMS
     if slot <= 128:
         return AttentionLaunch(32, 1, 2, 128) if crowded else AttentionLaunch(32, 1, 3)
     if slot <= 256 and splits >= 8:
