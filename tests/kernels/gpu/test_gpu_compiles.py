@@ -93,6 +93,8 @@ ATTENTION = ["decode_attention", "store_rows", *PROMPT]
         (Case(head_dim=16, softcap=2.0), 4),
         (Case(head_dim=128, heads=4, head_norms=True), 1),
         (Case(head_dim=128, heads=4), 8),
+        (Case(head_dim=128, heads=7, kv_heads=1), 1),
+        (Case(head_dim=256, heads=4, kv_heads=2), 2),
     ],
 )
 def test_attention_compiles(compiled: list[str], case: Case, splits: int) -> None:
@@ -131,18 +133,21 @@ def test_attention_over_many_sessions_is_not_chained(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("head_dim", "itemsize"), [(64, 2), (128, 2), (128, 4), (256, 4)])
-def test_split_attention_is_the_same_program_for_every_batch(head_dim: int, itemsize: int) -> None:
+@pytest.mark.parametrize("columns", [8, 16])
+def test_split_attention_is_the_same_program_for_every_batch(
+    head_dim: int, itemsize: int, columns: int
+) -> None:
     """Exact numerics always split."""
     assert EXACT_SPLITS > 1
     for splits in (2, 4, 8, 16):
         sizes = [3 * splits * rows for rows in (1, 64, 4096)]
-        assert len({launches.decode_launch(head_dim, itemsize, splits, size) for size in sizes}) == 1
+        assert len({launches.decode_launch(head_dim, itemsize, columns, splits, size) for size in sizes}) == 1
 
 
 def test_attention_of_many_sessions_fits_on_a_device_at_once() -> None:
     """256 sessions with 8 key heads, on 132 multiprocessors with 65,536 registers each."""
     programs = 256 * 8
-    launch = launches.decode_launch(128, 2, 1, programs)
+    launch = launches.decode_launch(128, 2, 8, 1, programs)
     assert launch.registers is not None
     assert 65_536 // (launch.registers * 32 * launch.warps) * 132 >= programs
 

@@ -93,19 +93,24 @@ class AttentionLaunch:
     """That a thread may have at most."""
 
 
-def decode_launch(head_dim: int, itemsize: int, splits: int, programs: int) -> AttentionLaunch:
-    """Where rows are split, nothing depends on how many programs there are: what exact numerics run must be
-    the same for one row and for all."""
+def decode_launch(head_dim: int, itemsize: int, columns: int, splits: int, programs: int) -> AttentionLaunch:
+    """For so many columns: looks of heads that share their keys.
+
+    Where rows are split, nothing depends on how many programs there are: what exact numerics run must be the
+    same for one row and for all.
+    """
     slot = head_dim * itemsize
+    if slot > 256:
+        return AttentionLaunch(16, 4 if slot <= 512 else 8, 2)
+    if columns > MATRIX_COLUMNS:
+        return AttentionLaunch(32, min(8, columns // MATRIX_COLUMNS), 3)
     # Where a multiprocessor's programs are many, each needs little on its way, and 16 fit on it at once.
     crowded = splits == 1 and programs >= 12 * _PROGRAMS
     if slot <= 128:
         return AttentionLaunch(32, 1, 2, 128) if crowded else AttentionLaunch(32, 1, 3)
-    if slot <= 256 and splits >= 8:
+    if splits >= 8:
         return AttentionLaunch(32, 2, 3)
-    if slot <= 256:
-        return AttentionLaunch(16, 1, 2, 128) if crowded else AttentionLaunch(16, 1, 4)
-    return AttentionLaunch(16, 4 if slot <= 512 else 8, 2)
+    return AttentionLaunch(16, 1, 2, 128) if crowded else AttentionLaunch(16, 1, 4)
 
 
 def prompt_launch(head_dim: int, itemsize: int) -> AttentionLaunch:

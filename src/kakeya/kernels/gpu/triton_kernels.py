@@ -186,7 +186,8 @@ class TritonKernels:
         assert splits == 1 or count * splits <= len(scratch.parts), f"{count} rows in {splits} splits"
         programs = count * shape.kv_heads * splits
         padded = launches.power_of_two(shape.group)
-        launch = launches.decode_launch(shape.head_dim, layer.pool.itemsize, splits, programs)
+        looks = max(2, launches.MATRIX_COLUMNS // padded)
+        launch = launches.decode_launch(shape.head_dim, layer.pool.itemsize, looks * padded, splits, programs)
         decode.decode_attention[(count * shape.kv_heads, splits)](
             qkv,
             layer.pool,
@@ -213,7 +214,7 @@ class TritonKernels:
             KV_HEADS=shape.kv_heads,
             GROUP=shape.group,
             PADDED=padded,
-            LOOKS=max(2, launches.MATRIX_COLUMNS // padded),
+            LOOKS=looks,
             D=shape.head_dim,
             BLOCK=launch.slots,
             SPLITS=splits,
