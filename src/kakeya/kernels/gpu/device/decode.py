@@ -55,6 +55,15 @@ def _exponents(scores, softcap, CAPPED: tl.constexpr):
 
 
 @triton.jit
+def _own_score(q, swapped, key, turns, turn_stride, scale, softcap, D: tl.constexpr, CAPPED: tl.constexpr):
+    """Of each head on the new token: at distance 0, where both rotations agree."""
+    cos_at = turns + tl.arange(0, D) % (D // 2)
+    turned = rotated(q, swapped, tl.load(cos_at), tl.load(cos_at + turn_stride), D)
+    query = (turned * scale).to(key.dtype)
+    return _exponents(tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1), softcap, CAPPED)
+
+
+@triton.jit
 def _store_token(keys, values, slot, key, value, D: tl.constexpr):
     dim = tl.arange(0, D)
     tl.store(keys + slot * D + dim, key)
@@ -177,11 +186,7 @@ def decode_attention(
         key = new_key(key_at, turns, turns + rotation_stride, key_norm_ptr, eps, D, QK_NORM)
         own_value = tl.load(key_at + KV_HEADS * D + dim)
         _store_token(keys, values, slot_of(t, sink, slots - sink), key, own_value, D)
-        # The new token sees itself at distance 0, where both rotations agree.
-        cos, sin = tl.load(turns + dim % (D // 2)), tl.load(turns + rotation_stride + dim % (D // 2))
-        query = (rotated(q, swapped, cos, sin, D) * scale).to(ELEMENT)
-        own_score = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1)
-        own_score = _exponents(own_score, softcap, CAPPED)
+        own_score = _own_score(q, swapped, key, turns, rotation_stride, scale, softcap, D, CAPPED)
 
     look = tl.arange(0, LOOKS * PADDED) // PADDED
     in_window, at_sinks = (look == 0)[None, :], (look == 1)[None, :]
