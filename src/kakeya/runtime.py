@@ -57,7 +57,7 @@ class Runtime:
         tracing: Tracing | None = None,
     ) -> None:
         config = chosen_backend(config)
-        opened = open_backend(checkpoint, config)
+        opened = open_backend(checkpoint, config, len(proposer.hidden_layers) if proposer else 0)
         self.config = config
         self.settings = settings
         self.tokenizer = tokenizer

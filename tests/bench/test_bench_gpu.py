@@ -187,7 +187,7 @@ def test_the_devices_own_backend_passes_its_checks_and_keeps_up(
 ) -> None:
     """As on a device: runtimes over the device's backend, beside the CPU's where both are compared."""
 
-    def opened(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:
+    def opened(checkpoint: Checkpoint, config: EngineConfig, observed_layers: int) -> OpenedBackend:
         if config.dtype is DType.FLOAT32 and not in_turn.pop():
             return open_backend(checkpoint, config)
         return open_device(checkpoint, config, torch.device("cpu"))

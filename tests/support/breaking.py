@@ -86,17 +86,17 @@ class _Fragile:
         return self.launched.result()
 
 
-def open_breakable(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:
+def open_breakable(checkpoint: Checkpoint, config: EngineConfig, observed_layers: int = 0) -> OpenedBackend:
     """In place of `open_backend`."""
-    opened = open_backend(checkpoint, config)
+    opened = open_backend(checkpoint, config, observed_layers)
     return replace(opened, backend=Breakable(opened.backend))
 
 
 def break_after(launches: int) -> None:
     """Every runtime of this process from here on has a device that breaks after so many."""
 
-    def opened(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:
-        breakable = open_breakable(checkpoint, config)
+    def opened(checkpoint: Checkpoint, config: EngineConfig, observed_layers: int = 0) -> OpenedBackend:
+        breakable = open_breakable(checkpoint, config, observed_layers)
         assert isinstance(breakable.backend, Breakable)
         breakable.backend.sound_launches = launches
         return breakable

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 CUDA = torch.device("cuda", 0)
 
+_NOTHING_LEFT = 32 * 2**20
+
 
 @dataclass(frozen=True)
 class OpenedBackend:
@@ -73,8 +75,8 @@ def _free_on_device() -> int:
         ) from error
 
 
-def open_backend(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:
-    """Load `checkpoint` onto the backend that was decided.
+def open_backend(checkpoint: Checkpoint, config: EngineConfig, observed_layers: int = 0) -> OpenedBackend:
+    """Load `checkpoint` onto the backend that was decided, with room to show so many layers to a proposer.
 
     Raises CorruptCheckpoint, and ConfigError for what the backend cannot do or has no memory for.
     """
@@ -82,16 +84,25 @@ def open_backend(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:
     if config.backend is not BackendChoice.CUDA:
         return _open_cpu(checkpoint, config)
     try:
-        return open_device(checkpoint, config, CUDA)
+        return open_device(checkpoint, config, CUDA, observed_layers)
     except RuntimeError as error:
-        # Torch's own allocator, the driver that keeps graphs, and Triton all have these words.
-        if "out of memory" not in str(error):
+        if not _ran_out_of_memory(error):
             raise
+        memory = device_memory(checkpoint.config, config, observed_layers)
         raise ConfigError(
             f"the device ran out of memory while the model was loaded, though the arithmetic left room: "
-            f"{config.capacity:,} slabs beside {device_memory(checkpoint.config, config)}; "
-            f"lower --memory-budget or --capacity: {error}"
+            f"{config.capacity:,} slabs beside {memory}; lower --memory-budget or --capacity: {error}"
         ) from error
+
+
+def _ran_out_of_memory(error: BaseException) -> bool:
+    # Torch's own allocator, the driver that keeps graphs, and Triton all have these words.
+    if "out of memory" in str(error):
+        return True
+    try:  # A library says that something failed, no more.
+        return free_memory(CUDA) < _NOTHING_LEFT
+    except RuntimeError:  # a device that cannot even be asked has failed otherwise
+        return False
 
 
 def _open_cpu(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:
@@ -108,10 +119,12 @@ def _open_cpu(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:
     return OpenedBackend(backend, decoder.num_parameters, described, name)
 
 
-def open_device(checkpoint: Checkpoint, config: EngineConfig, device: torch.device) -> OpenedBackend:
+def open_device(
+    checkpoint: Checkpoint, config: EngineConfig, device: torch.device, observed_layers: int = 0
+) -> OpenedBackend:
     """The CUDA backend on `device`, which may be a CPU: nothing else differs."""
     geometry = slab_geometry(checkpoint.config, config)
-    memory = device_memory(checkpoint.config, config)
+    memory = device_memory(checkpoint.config, config, observed_layers)
     memory.check(config.capacity, geometry.slab_bytes, free_memory(device))
     kernels = _device_kernels(checkpoint.config, config, device)
     weights = load_weights(checkpoint, dtype=config.dtype, weights=config.weights, device=device)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kakeya import runtime as runtime_module
 from kakeya.config import EngineConfig
 from kakeya.engine import opening
 from kakeya.engine.cuda.memory import DeviceMemory, device_memory
@@ -19,10 +20,11 @@ from kakeya.engine.device import Moment, aside, delivered, fetched, host_buffer,
 from kakeya.engine.slab import SlabPool, slab_geometry
 from kakeya.errors import ConfigError, CorruptCheckpoint
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
-from kakeya.models.checkpoint import open_checkpoint
+from kakeya.models.checkpoint import Checkpoint, open_checkpoint
 from kakeya.models.config import ModelConfig
 from kakeya.types import BackendChoice, DType, Numerics, TokenEvent, WeightFormat
 from support import tiny
+from support.proposers import FunctionProposer
 from support.runtimes import answer, new_session, tiny_runtime
 
 CPU = torch.device("cpu")
@@ -227,6 +229,49 @@ def test_running_out_of_memory_is_a_setting_that_cannot_be(
         opening.open_backend(open_checkpoint(tiny_llama), CUDA_CONFIG)
 
 
+@pytest.mark.parametrize(("left", "expected"), [(0, ConfigError), (10**9, RuntimeError)])
+def test_a_library_that_fails_where_no_memory_is_left(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, left: int, expected: type[Exception]
+) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED")
+
+    monkeypatch.setattr(opening, "open_device", full)
+    monkeypatch.setattr(opening, "free_memory", lambda device: left)
+    with pytest.raises(expected, match="CUBLAS_STATUS_EXECUTION_FAILED") as raised:
+        opening.open_backend(open_checkpoint(tiny_llama), CUDA_CONFIG)
+    assert ("ran out of memory" in str(raised.value)) == (left == 0)
+
+
+def test_what_a_proposer_is_shown_is_planned(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, config = open_checkpoint(tiny_llama), tiny.engine_config()
+    model, rows = checkpoint.config, Ladder(config).limits.rows
+    alone, observed = (device_memory(model, config, layers) for layers in (0, 3))
+    shown = observed.total - alone.total
+    assert shown == 2 * 3 * rows * model.hidden_size * 4
+    slabs = config.capacity * slab_geometry(model, config).slab_bytes
+    monkeypatch.setattr(opening, "free_memory", lambda device: alone.total + slabs + shown - 1)
+    opening.open_device(checkpoint, config, CPU)
+    with pytest.raises(ConfigError, match="the KV pool does not fit"):
+        opening.open_device(checkpoint, config, CPU, observed_layers=3)
+
+
+def test_a_runtime_makes_room_for_its_proposer(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def opened(checkpoint: Checkpoint, config: EngineConfig, observed_layers: int) -> opening.OpenedBackend:
+        asked.append(observed_layers)
+        return opening.open_backend(checkpoint, config, observed_layers)
+
+    monkeypatch.setattr(runtime_module, "open_backend", opened)
+    proposer = FunctionProposer(lambda tokens: [])
+    proposer.hidden_layers = (0, 1)
+    for given in (None, proposer):
+        with tiny_runtime(tiny_llama, proposer=given):
+            pass
+    assert asked == [0, 2]
+
+
 def test_a_device_that_cannot_even_be_asked(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(device: torch.device) -> int:
         raise torch.AcceleratorError("CUDA error: out of memory")
@@ -243,6 +288,7 @@ def test_another_error_at_the_start_stays_what_it_is(
         raise RuntimeError("CUDA error: no kernel image is available")
 
     monkeypatch.setattr(opening, "open_device", broken)
+    monkeypatch.setattr(opening, "free_memory", broken)  # it can tell nothing any more
     with pytest.raises(RuntimeError, match="no kernel image"):
         opening.open_backend(open_checkpoint(tiny_llama), CUDA_CONFIG)
 

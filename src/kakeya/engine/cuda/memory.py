@@ -18,6 +18,7 @@ from kakeya.models.linear import FLOAT_TYPES
 # of memory in `kakeya bench gpu` holds against what a device has really lost.
 _LIBRARIES = 512 * 2**20
 _PER_GRAPH = 8 * 2**20
+_STEPS_OBSERVED = 2  # one is shown to the proposer while the next is computed
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class DeviceMemory:
     workspace: int
     graphs: int
     moves: int
-    """What exports, imports, the undoing of a prompt block and logits for the host take while they last."""
+    """What exports, imports, the undoing of a prompt block, logits for the host and layers' outputs for a
+    proposer take while they last."""
 
     @property
     def total(self) -> int:
@@ -57,8 +59,11 @@ class DeviceMemory:
         )
 
 
-def device_memory(model: ModelConfig, config: EngineConfig) -> DeviceMemory:
-    """What `model` takes beside its slabs. Never less for fewer sessions than the batch may hold."""
+def device_memory(model: ModelConfig, config: EngineConfig, observed_layers: int = 0) -> DeviceMemory:
+    """What `model` takes beside its slabs. Never less for fewer sessions than the batch may hold.
+
+    `observed_layers`: how many a proposer is shown the outputs of.
+    """
     element = FLOAT_TYPES[config.dtype]
     ladder = Ladder(config)
     geometry = slab_geometry(model, config)
@@ -67,7 +72,10 @@ def device_memory(model: ModelConfig, config: EngineConfig) -> DeviceMemory:
         weights=_weight_elements(model) * element.itemsize,
         workspace=WorkspacePlan(model, limits, element).nbytes + _scratch_bytes(model, limits),
         graphs=_LIBRARIES + len(ladder.captured) * _PER_GRAPH,
-        moves=2 * geometry.slab_bytes + config.max_batch_tokens * geometry.bytes_per_token + logits,
+        moves=2 * geometry.slab_bytes
+        + config.max_batch_tokens * geometry.bytes_per_token
+        + logits
+        + _STEPS_OBSERVED * observed_layers * limits.rows * model.hidden_size * 4,
     )
 
 
