@@ -44,7 +44,7 @@ class OverheadBench:
     streams: int = 16
     tokens: int = 96
     history: int = 64
-    repeats: int = 7
+    repeats: int = 21
     limit: float = KEPT_LIMIT
 
     def __post_init__(self) -> None:

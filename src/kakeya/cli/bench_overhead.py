@@ -38,7 +38,7 @@ class OverheadOptions(EngineOptions):
     streams: Annotated[int, typer.Option(help="Streams at once.")] = 16
     tokens: Annotated[int, typer.Option(help="Tokens of each stream.")] = 96
     history: Annotated[int, typer.Option(help="Tokens of history before them.")] = 64
-    repeats: Repeats = 7
+    repeats: Repeats = 21
     limit: Annotated[float, typer.Option(help="Gate: the share of the engine's speed to keep.")] = KEPT_LIMIT
     output: Output = Path("bench-overhead.json")
     as_json: Json = False

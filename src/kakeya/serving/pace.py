@@ -8,7 +8,7 @@ stream is sent every token as it comes; many get several tokens at a time, and t
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MESSAGES_PER_SECOND = 200
+MESSAGES_PER_SECOND = 150
 # A reader of text does not see a tenth of a second.
 LONGEST_PAUSE_S = 0.1
 
