@@ -103,7 +103,8 @@ class Operations:
             ("down", hidden, inner, None, MAX_PARTS),
         ):
             if parts := own_parts(rows, outputs, inputs, most_parts):
-                sides, shared = 1 if gate is None else 2, parts if most_parts > 1 else None
+                sides = 1 if gate is None else 2
+                shared = parts if most_parts > 1 else None
                 yield Operation(
                     "product",
                     f"{name}, {_counted(rows)}, {sides * outputs:,} × {inputs:,}",

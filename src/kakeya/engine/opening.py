@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 CUDA = torch.device("cuda", 0)
 
-_NOTHING_LEFT = 32 * 2**20
+_NOTHING_LEFT = 32 * 2**20  # bytes: the plan leaves hundreds of millions, for libraries and graphs
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from kakeya.engine.cuda.workspace import EXACT_TILE, Workspace
 from kakeya.kernels.gpu import MAX_PARTS, MAX_PRODUCT_ROWS, Activation, GpuKernels
 from kakeya.models.row_ops import softcap
 
-_FEW_OUTPUTS = 64 * 4096  # of a product, over all its rows
-_ALIGNED = 64  # columns that a part's are a multiple of
+# A library's product with so many outputs over all its rows is quickest in MAX_PARTS, with more in two.
+_FEW_OUTPUTS = 64 * 4096
+_ALIGNED = 64  # a part's columns are a multiple of it
 
 
 class Products:

@@ -57,8 +57,8 @@ def _exponents(scores, softcap, CAPPED: tl.constexpr):
 @triton.jit
 def _own_score(q, swapped, key, turns, turn_stride, scale, softcap, D: tl.constexpr, CAPPED: tl.constexpr):
     """Of each head on the new token: at distance 0, where both rotations agree."""
-    cos_at = turns + tl.arange(0, D) % (D // 2)
-    turned = rotated(q, swapped, tl.load(cos_at), tl.load(cos_at + turn_stride), D)
+    half = tl.arange(0, D) % (D // 2)
+    turned = rotated(q, swapped, tl.load(turns + half), tl.load(turns + turn_stride + half), D)
     query = (turned * scale).to(key.dtype)
     return _exponents(tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1), softcap, CAPPED)
 
@@ -102,6 +102,36 @@ def _take_in(scores, seen, v, top, total, mixed):
     total = total * fade + tl.sum(weights, 0)
     mixed = mixed * fade[None, :] + tl.dot(v, weights.to(v.dtype), input_precision="ieee")
     return new_top, total, mixed
+
+
+@triton.jit
+def _looked_through(
+    queries, keys, values, split, t, sink, slots, capacity, softcap, local_window,
+    PADDED: tl.constexpr, LOOKS: tl.constexpr, D: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, CAPPED: tl.constexpr,
+):  # fmt: skip
+    """Every look's softmax over a split's share of the slots: top and total [looks], mixed [D, looks]."""
+    look = tl.arange(0, LOOKS * PADDED) // PADDED
+    in_window, at_sinks = (look == 0)[None, :], (look == 1)[None, :]
+    begin, high_end, low_end = _pieces_seen(t, sink, slots, capacity, local_window)
+    sinks_from = tl.where(local_window > 0, tl.minimum(t, capacity - 1) - local_window + 1, 0)
+    high_blocks = tl.cdiv(high_end - begin, BLOCK)
+    blocks = high_blocks + tl.cdiv(low_end, BLOCK)
+    top = tl.full([LOOKS * PADDED], NOTHING, tl.float32)
+    total = tl.zeros([LOOKS * PADDED], tl.float32)
+    mixed = tl.zeros([D, LOOKS * PADDED], tl.float32)
+    for block in range(split * blocks // SPLITS, (split + 1) * blocks // SPLITS):
+        is_high = block < high_blocks
+        start = tl.where(is_high, begin, -high_blocks * BLOCK) + block * BLOCK
+        end = tl.where(is_high, high_end, low_end)
+        slot = start + tl.arange(0, BLOCK)
+        # Beyond the end the last one again: what lies there may be no number.
+        k, v = _block(keys, values, tl.minimum(slot, end - 1), D)
+        scores = _exponents(tl.dot(k, queries, input_precision="ieee"), softcap, CAPPED)
+        seen = in_window & ((slot >= sink) & (slot < end))[:, None]
+        seen = seen | at_sinks & ((slot >= sinks_from) & (slot < tl.minimum(sink, t)))[:, None]
+        top, total, mixed = _take_in(scores, seen, v, top, total, mixed)
+    return top, total, mixed
 
 
 @triton.jit
@@ -188,27 +218,10 @@ def decode_attention(
         _store_token(keys, values, slot_of(t, sink, slots - sink), key, own_value, D)
         own_score = _own_score(q, swapped, key, turns, rotation_stride, scale, softcap, D, CAPPED)
 
-    look = tl.arange(0, LOOKS * PADDED) // PADDED
-    in_window, at_sinks = (look == 0)[None, :], (look == 1)[None, :]
-    begin, high_end, low_end = _pieces_seen(t, sink, slots, capacity, local_window)
-    sinks_from = tl.where(local_window > 0, tl.minimum(t, capacity - 1) - local_window + 1, 0)
-    high_blocks = tl.cdiv(high_end - begin, BLOCK)
-    blocks = high_blocks + tl.cdiv(low_end, BLOCK)
-    top = tl.full([LOOKS * PADDED], NOTHING, tl.float32)
-    total = tl.zeros([LOOKS * PADDED], tl.float32)
-    mixed = tl.zeros([D, LOOKS * PADDED], tl.float32)
-    for block in range(split * blocks // SPLITS, (split + 1) * blocks // SPLITS):
-        is_high = block < high_blocks
-        start = tl.where(is_high, begin, -high_blocks * BLOCK) + block * BLOCK
-        end = tl.where(is_high, high_end, low_end)
-        slot = start + tl.arange(0, BLOCK)
-        # Beyond the end the last one again: what lies there may be no number.
-        k, v = _block(keys, values, tl.minimum(slot, end - 1), D)
-        scores = _exponents(tl.dot(k, queries, input_precision="ieee"), softcap, CAPPED)
-        seen = in_window & ((slot >= sink) & (slot < end))[:, None]
-        seen = seen | at_sinks & ((slot >= sinks_from) & (slot < tl.minimum(sink, t)))[:, None]
-        top, total, mixed = _take_in(scores, seen, v, top, total, mixed)
-
+    top, total, mixed = _looked_through(
+        queries, keys, values, split, t, sink, slots, capacity, softcap, local_window,
+        PADDED, LOOKS, D, BLOCK, SPLITS, CAPPED,
+    )  # fmt: skip
     top, total, mixed = _together(top, total, mixed, own_score, own_value, PADDED, LOOKS, D)
     out_at = out_ptr + row * out_stride + head[:, None] * D + dim[None, :]
     if SPLITS == 1:
