@@ -10,8 +10,8 @@ from torch import Tensor
 from kakeya.config import CacheConfig, EngineConfig
 from kakeya.engine.engine import Engine
 from kakeya.engine.opening import CUDA, open_backend
+from kakeya.models.blocks import BlockTensor
 from kakeya.models.checkpoint import Checkpoint, open_checkpoint
-from kakeya.models.quantized import QuantizedTensor
 from kakeya.text import Tokenizer
 from kakeya.types import BackendChoice, DType, KernelChoice, WeightFormat
 from support.device import make_device_backend
@@ -76,7 +76,7 @@ def real_oracle(checkpoint: Checkpoint) -> Oracle:
 
 def _float32(checkpoint: Checkpoint, name: str) -> Tensor:
     stored = checkpoint.tensor(name)
-    return stored.dequantize() if isinstance(stored, QuantizedTensor) else stored.float()
+    return stored.dequantize() if isinstance(stored, BlockTensor) else stored.float()
 
 
 def test_greedy_tokens_are_the_oracles(engine: Engine, checkpoint: Checkpoint, real_oracle: Oracle) -> None:

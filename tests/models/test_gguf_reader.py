@@ -13,11 +13,11 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings, strategies as st
 
 from kakeya.errors import CorruptCheckpoint, ModelError, ModelNotFound, UnsupportedModel
+from kakeya.models.blocks import BlockFormat, BlockTensor
 from kakeya.models.checkpoint import Checkpoint, open_checkpoint
 from kakeya.models.config import ModelConfig
 from kakeya.models.gguf_file import GgufFile
 from kakeya.models.loader import load_decoder
-from kakeya.models.quantized import QuantizedTensor
 from kakeya.models.rope import DivisorScaling, LinearScaling, YarnScaling
 from kakeya.types import DType, Numerics, WeightFormat
 from support import gguf_files
@@ -89,11 +89,10 @@ def test_quantized_types_equal_the_gguf_package(kind: Kind, tmp_path: Path) -> N
     data = gguf_files.random_blocks(kind, 7, 512)
     path = gguf_files.write_tensor(tmp_path / "x.gguf", data, kind, 512)
     found = open_checkpoint(path).tensor("model.embed_tokens.weight")
-    kept = {Kind.Q4_0: 4, Kind.Q4_1: 4, Kind.Q8_0: 8}
-    if kind in kept:
-        assert isinstance(found, QuantizedTensor)
-        assert found.bits == kept[kind]
-        assert int(found.q.max()) == 2**found.bits - 1
+    if kind.name in BlockFormat.__members__:
+        assert isinstance(found, BlockTensor)
+        assert found.format is BlockFormat[kind.name]
+        assert np.array_equal(found.raw.numpy(), data)
         found = found.dequantize()
     assert isinstance(found, torch.Tensor)
     assert np.array_equal(found.numpy(), gguf.dequantize(data, kind))
@@ -109,9 +108,22 @@ def test_quantized_rows_are_put_back_in_order(name: str, heads: int | None, tmp_
     writer.add_tensor(f"blk.0.attn_{name}.weight", gguf.quantize(stored, Kind.Q4_1), raw_dtype=Kind.Q4_1)
     checkpoint = open_checkpoint(gguf_files.finish(writer, tmp_path / "x.gguf"))
     found = checkpoint.tensor(f"model.layers.0.self_attn.{name}_proj.weight")
-    assert isinstance(found, QuantizedTensor)
+    assert isinstance(found, BlockTensor)
     expected = gguf.dequantize(gguf.quantize(rows, Kind.Q4_1), Kind.Q4_1)
     assert np.array_equal(found.dequantize().numpy(), expected)
+
+
+def test_quantized_biases_are_put_back_in_order(tmp_path: Path) -> None:
+    bias = np.random.default_rng(0).normal(size=32).astype(np.float32)
+    stored = gguf.quantize(gguf_files.interleaved(bias, 4)[None], Kind.Q8_0)[0]
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    gguf_files.add_geometry(writer, transformers.LlamaConfig(**SHAPE))
+    writer.add_tensor("token_embd.weight", np.zeros((VOCAB, 64), dtype=np.float32))
+    writer.add_tensor("blk.0.attn_q.bias", stored, raw_dtype=Kind.Q8_0)
+    checkpoint = open_checkpoint(gguf_files.finish(writer, tmp_path / "x.gguf"))
+    found = checkpoint.tensor("model.layers.0.self_attn.q_proj.bias")
+    assert isinstance(found, torch.Tensor)
+    assert np.allclose(found.numpy(), bias, atol=0.02)
 
 
 def test_tokens_that_end_a_turn(llama: transformers.PreTrainedModel, tmp_path: Path) -> None:
@@ -232,12 +244,12 @@ def test_rows_that_heads_cannot_share(llama: transformers.PreTrainedModel, tmp_p
         checkpoint.tensor("model.layers.0.self_attn.q_proj.weight")
 
 
-@pytest.mark.parametrize("kind, offset", [(Kind.Q4_0, 0), (Kind.Q8_0, 0), (Kind.Q4_1, 2)])
+@pytest.mark.parametrize("kind, offset", [(Kind.Q4_0, 0), (Kind.Q8_0, 0), (Kind.Q4_1, 2), (Kind.Q6_K, 208)])
 def test_scales_that_are_not_numbers(kind: Kind, offset: int, tmp_path: Path) -> None:
-    data = gguf_files.random_blocks(kind, 3, 64)
+    data = gguf_files.random_blocks(kind, 3, 256)
     data[1, offset : offset + 2] = np.array([np.inf], dtype=np.float16).view(np.uint8)
-    checkpoint = open_checkpoint(gguf_files.write_tensor(tmp_path / "x.gguf", data, kind, 64))
-    with pytest.raises(CorruptCheckpoint, match="scales that are not finite"):
+    checkpoint = open_checkpoint(gguf_files.write_tensor(tmp_path / "x.gguf", data, kind, 256))
+    with pytest.raises(CorruptCheckpoint, match="token_embd.weight holds scales that are not finite"):
         checkpoint.tensor("model.embed_tokens.weight")
 
 

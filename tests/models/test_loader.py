@@ -3,16 +3,17 @@
 import time
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
 from kakeya import kernels as native
+from kakeya.models.blocks import BlockFormat, BlockTensor
 from kakeya.models.checkpoint import open_checkpoint
 from kakeya.models.decoder import Decoder
 from kakeya.models.loader import load_decoder
-from kakeya.models.quantized import QuantizedTensor, quantize
 from kakeya.types import DType, KernelChoice, Numerics, WeightFormat
 from support import gguf_files, tiny
 from support.families import decoder_logits, plain_attend
@@ -122,6 +123,12 @@ def test_rows_that_are_not_whole_groups_stay_float(tmp_path: Path) -> None:
     assert decoder.describe_weights() == "bf16 and int8 (layers), bf16 (head)"
 
 
+def blocks_of(tensor: torch.Tensor, bits: int) -> BlockTensor:
+    kind = {4: Kind.Q4_1, 8: Kind.Q8_0}[bits]
+    raw = gguf.quantize(tensor.float().numpy(), kind)
+    return BlockTensor(BlockFormat[kind.name], torch.from_numpy(raw))
+
+
 class Recoded:
     """A checkpoint whose matrices are quantized to chosen types, as a GGUF file may have them."""
 
@@ -130,11 +137,11 @@ class Recoded:
         self.path, self.config, self.fingerprint = directory, self._inner.config, self._inner.fingerprint
         self._bits = bits
 
-    def tensor(self, name: str) -> torch.Tensor | QuantizedTensor:
+    def tensor(self, name: str) -> torch.Tensor | BlockTensor:
         tensor = self._inner.tensor(name)
         assert isinstance(tensor, torch.Tensor)
         bits = next((bits for part, bits in self._bits.items() if part in name), 0)
-        return quantize(tensor, bits) if bits and tensor.dim() == 2 else tensor
+        return blocks_of(tensor, bits) if bits and tensor.dim() == 2 else tensor
 
     def tokenizer_files(self) -> None:
         raise AssertionError("not needed")

@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings, strategies as st
 
-from kakeya.models.quantized import QuantizedTensor, concatenate, quantize
+from kakeya.errors import UnsupportedModel
+from kakeya.models.blocks import BlockFormat, BlockTensor
+from kakeya.models.quantized import INTEGER_BITS, QuantizedTensor, concatenate, integers_of, quantize
+from support import gguf_files
 
 
 def random_quantized(bits: int, rows: int = 6, columns: int = 96) -> QuantizedTensor:
@@ -82,3 +86,24 @@ def test_widening_changes_no_number() -> None:
     weight = random_quantized(4)
     assert weight.widened(8).bits == 8
     assert torch.equal(weight.widened(8).dequantize(), weight.dequantize())
+
+
+def random_blocks(form: BlockFormat) -> BlockTensor:
+    return BlockTensor(form, torch.from_numpy(gguf_files.random_blocks(Kind[form.name], 7, 512)))
+
+
+@pytest.mark.parametrize("form", INTEGER_BITS)
+def test_blocks_of_integers_keep_their_numbers(form: BlockFormat) -> None:
+    blocks = random_blocks(form)
+    weight = integers_of(blocks)
+    assert weight.bits == INTEGER_BITS[form]
+    assert int(weight.q.max()) == 2**weight.bits - 1
+    assert weight.shape == blocks.shape
+    assert torch.equal(weight.dequantize(), blocks.dequantize())
+
+
+def test_scales_whose_minimum_is_no_float16() -> None:
+    blocks = random_blocks(BlockFormat.Q8_0)
+    blocks.raw[3, :2] = torch.tensor([600.0]).half().view(torch.uint8)
+    with pytest.raises(UnsupportedModel, match="a scale of 600 times 128 is no float16"):
+        integers_of(blocks)

@@ -96,25 +96,35 @@ def _laid_out(name: str, array: Array, architecture: str, config: transformers.P
 
 
 def random_blocks(kind: Kind, rows: int, columns: int, seed: int = 0) -> npt.NDArray[np.uint8]:
-    """Random bytes of `kind`, with float16 scales that are ordinary numbers. uint8 [rows, row_bytes]."""
+    """Random bytes of `kind`, with scales that are ordinary numbers. uint8 [rows, row_bytes]."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     random = np.random.default_rng(seed)
     blocks = random.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
     for offset in SCALE_OFFSETS[kind]:
         scales = random.normal(0, 0.05, (rows, columns // block, 1)).astype(np.float16)
         blocks[..., offset : offset + 2] = scales.view(np.uint8)
+    if kind == Kind.MXFP4:  # its scale is a power of two, of which a byte holds the exponent
+        blocks[..., 0] = random.integers(118, 124, blocks.shape[:2])
     return blocks.reshape(rows, -1)
 
 
+# Where a block has its float16 scale and minimum.
 SCALE_OFFSETS = {
     Kind.Q4_0: [0],
     Kind.Q4_1: [0, 2],
     Kind.Q5_0: [0],
     Kind.Q5_1: [0, 2],
     Kind.Q8_0: [0],
+    Kind.Q2_K: [80, 82],
+    Kind.Q3_K: [108],
     Kind.Q4_K: [0, 2],
     Kind.Q5_K: [0, 2],
     Kind.Q6_K: [208],
+    Kind.IQ4_NL: [0],
+    Kind.IQ4_XS: [0],
+    Kind.MXFP4: [],
+    Kind.IQ2_XXS: [0],
+    Kind.TQ2_0: [64],
 }
 
 

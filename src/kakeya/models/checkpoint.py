@@ -6,8 +6,8 @@ from typing import Protocol
 from torch import Tensor
 
 from kakeya.errors import ModelNotFound
+from kakeya.models.blocks import BlockTensor
 from kakeya.models.config import ModelConfig
-from kakeya.models.quantized import QuantizedTensor
 from kakeya.models.safetensors_dir import SafetensorsDirectory
 from kakeya.types import TokenizerFiles
 
@@ -28,7 +28,7 @@ class Checkpoint(Protocol):
     def fingerprint(self) -> str:
         """A stable id of the configuration and the weights, the same for every copy of the same files."""
 
-    def tensor(self, name: str) -> Tensor | QuantizedTensor:
+    def tensor(self, name: str) -> Tensor | BlockTensor:
         """The tensor of that Hugging Face name, for instance "model.layers.0.self_attn.q_proj.weight".
 
         It may be a view of the file: do not write to it. Raises CorruptCheckpoint when it is missing or

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from kakeya.errors import CorruptCheckpoint, UnsupportedModel
 from kakeya.models import gguf_blocks
+from kakeya.models.blocks import BlockTensor
 from kakeya.models.config import ModelConfig
 from kakeya.models.fingerprint import fingerprint
 from kakeya.models.gguf_config import config_from_gguf
 from kakeya.models.gguf_file import GgufFile
-from kakeya.models.quantized import QuantizedTensor
 from kakeya.types import TokenizerFiles
 
 _EMBEDDING = "token_embd"
@@ -69,7 +69,7 @@ class GgufCheckpoint:
 
         return gguf_tokenizer.tokenizer_files(self._file.metadata)
 
-    def tensor(self, name: str) -> Tensor | QuantizedTensor:
+    def tensor(self, name: str) -> Tensor | BlockTensor:
         stored = self._stored_name(name)
         if stored not in self._file.tensors:
             raise CorruptCheckpoint(f"{self.path}: tensor {stored} ({name}) is missing")
@@ -82,9 +82,11 @@ class GgufCheckpoint:
             raise CorruptCheckpoint(
                 f"{self.path}: {stored} has {entry.shape[0]} rows, which {heads} heads cannot share"
             )
-        # A bias is stored as one row: make its elements rows, so that they can be reordered like a matrix's.
-        by_output = raw.view(entry.shape[0], -1)
-        return gguf_blocks.decode(entry, _half_split(by_output, heads).view(raw.shape))
+        if len(entry.shape) > 1:
+            return gguf_blocks.decode(entry, _half_split(raw, heads))
+        bias = gguf_blocks.decode(entry, raw)
+        assert isinstance(bias, Tensor)
+        return _half_split(bias, heads)
 
     def _config(self) -> ModelConfig:
         tensors = self._file.tensors

@@ -1,15 +1,25 @@
 """From a checkpoint to a decoder on the CPU: puts every matrix into its format."""
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from kakeya.kernels import Kernels
+from kakeya.models.blocks import BlockTensor
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.models.decoder import Decoder, Layer
 from kakeya.models.linear import FLOAT_NAMES, FLOAT_TYPES, Linear, dense_linear, quantized_linear
-from kakeya.models.quantized import GROUP, Bits, QuantizedTensor, concatenate, quantize
+from kakeya.models.quantized import (
+    GROUP,
+    INTEGER_BITS,
+    Bits,
+    QuantizedTensor,
+    concatenate,
+    integers_of,
+    quantize,
+)
 from kakeya.models.row_ops import TorchRowOps
 from kakeya.models.tensors import ModelTensors, Stored, StoredLayer, StoredMatrix, as_float
 from kakeya.types import DType, Numerics, WeightFormat
@@ -99,8 +109,8 @@ class _Loader:
             return None
         if self._weights in _ASKED_BITS:
             return _ASKED_BITS[self._weights]
-        stored = [part.bits for part in parts if isinstance(part, QuantizedTensor)]
-        return max(stored) if len(stored) == len(parts) else None
+        kept = [INTEGER_BITS[part.format] for part in parts if _is_integer(part)]
+        return max(kept) if len(kept) == len(parts) else None
 
     def _floats(self, parts: Sequence[Stored]) -> Tensor:
         """The parts stacked, rounded to what was asked for. A lone part may stay a view of the file."""
@@ -111,8 +121,13 @@ class _Loader:
         return dense_linear(weight, bias, exact=self._exact, origin=FLOAT_NAMES[self._rounded])
 
 
+def _is_integer(stored: Stored) -> TypeGuard[BlockTensor]:
+    """Whether it can be held as integers without changing a number."""
+    return isinstance(stored, BlockTensor) and stored.format in INTEGER_BITS
+
+
 def _as_integers(stored: Stored, bits: Bits) -> QuantizedTensor:
     """Integers are kept where they fit; finer numbers are quantized."""
-    if isinstance(stored, QuantizedTensor) and stored.bits <= bits:
-        return stored.widened(bits)
+    if _is_integer(stored) and INTEGER_BITS[stored.format] <= bits:
+        return integers_of(stored).widened(bits)
     return quantize(as_float(stored, torch.float32), bits)

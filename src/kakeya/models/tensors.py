@@ -4,16 +4,17 @@ Nothing is converted here: matrices come as the file has them, so that whoever l
 held, and holds no more than one layer of it twice.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kakeya.errors import CorruptCheckpoint
+from kakeya.models.blocks import BlockTensor
 from kakeya.models.checkpoint import Checkpoint
-from kakeya.models.quantized import QuantizedTensor
 
-Stored = Tensor | QuantizedTensor
+Stored = Tensor | BlockTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +116,10 @@ class ModelTensors:
             raise CorruptCheckpoint(
                 f"tensor {name} has shape {tuple(stored.shape)}, the configuration needs {shape}"
             )
-        self.num_parameters += stored.shape.numel() if isinstance(stored, Tensor) else stored.q.numel()
+        self.num_parameters += math.prod(shape)
         return stored
 
 
 def as_float(stored: Stored, dtype: torch.dtype) -> Tensor:
     """The tensor in `dtype`, rounded once."""
-    return stored.dequantize(dtype) if isinstance(stored, QuantizedTensor) else stored.to(dtype)
+    return stored.dequantize(dtype) if isinstance(stored, BlockTensor) else stored.to(dtype)
