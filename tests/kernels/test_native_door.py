@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kakeya.errors import ConfigError
-from kakeya.kernels import Kernels, load
+from kakeya.kernels import Kernels, PackedMatrix, load
 from kakeya.types import KernelChoice
 
 
@@ -46,7 +46,8 @@ def test_unknown_instruction_set_and_thread_count(best: Kernels, native: ModuleT
 def test_two_threads_may_call_at_once(best: Kernels) -> None:
     """The pool serves one caller; another computes alone, and both get the right bits."""
     q = torch.randint(0, 16, (400, 320), dtype=torch.uint8)
-    matrix = best.pack(4, q, torch.rand(400, 10).half(), torch.rand(400, 10).half())
+    part = best.pack(4, q, torch.rand(400, 10).half(), torch.rand(400, 10).half())
+    matrix = best.matrix([part], 320)
     x = torch.randn(16, 320)
     expected = best.linear(x, matrix)
     right: list[bool] = []
@@ -71,20 +72,40 @@ def test_workers_that_fell_asleep_wake_up(best: Kernels) -> None:
 
 
 Q, HALF = torch.zeros(16, 64, dtype=torch.uint8), torch.zeros(16, 2).half()
+BLOCKS, IDS = torch.zeros(4, 144, dtype=torch.uint8), torch.tensor([0])
+
+
+def matrix_of(kernels: Kernels) -> PackedMatrix:
+    return kernels.matrix([kernels.pack(4, Q, HALF, HALF)], 64)
+
+
 BAD_PACKS: dict[str, tuple[Callable[[Kernels], object], str]] = {
     "bits": (lambda k: k.pack(5, Q, HALF, HALF), "bits must be 4 or 8, got 5"),  # type: ignore[arg-type]
     "dtype": (lambda k: k.pack(4, Q.int(), HALF, HALF), "q must be uint8 .*got int32"),
     "columns": (lambda k: k.pack(4, Q[:, :40], HALF, HALF), "multiple of 32"),
     "scale": (lambda k: k.pack(4, Q, HALF[:, :1], HALF), r"scale must be float16 \[16, 2\]"),
     "minimum": (lambda k: k.pack(4, Q, HALF, HALF.float()), "minimum must be float16 .*got float32"),
+    "format": (lambda k: k.pack_blocks("Q1_K", BLOCKS, 256), "format must be one of Q4_1, .*got Q1_K"),
+    "blocks": (
+        lambda k: k.pack_blocks("Q4_K", BLOCKS, 512),
+        r"512 columns of Q4_K must be .*288\].*\[4, 144\]",
+    ),
+    "part of a block": (lambda k: k.pack_blocks("Q4_K", BLOCKS, 100), "100 columns of Q4_K must be"),
+    "out": (
+        lambda k: k.pack_blocks("Q4_K", BLOCKS, 256, Q.flatten()),
+        r"out must be .*\[2368\], got uint8 \[1024\]",
+    ),
+    "parts": (lambda k: k.matrix([k.pack(4, Q, HALF, HALF)], 96), "16 rows and 640 bytes has not 96 columns"),
+    "ids": (lambda k: k.dequantize_rows("Q4_K", BLOCKS, 256, IDS.int()), "ids must be contiguous int64"),
+    "id": (lambda k: k.dequantize_rows("Q4_K", BLOCKS, 256, IDS + 4), "ids must be from 0 to 3, got 4 to 4"),
 }
 X = torch.zeros(3, 64)
 BAD_ROWS: dict[str, tuple[Callable[[Kernels], object], str]] = {
-    "x shape": (lambda k: k.linear(X[:, :32], k.pack(4, Q, HALF, HALF)), r"x must be float32 \[rows, 64\]"),
-    "x dtype": (lambda k: k.linear(X.double(), k.pack(4, Q, HALF, HALF)), "got float64"),
-    "x strides": (lambda k: k.linear(torch.zeros(64, 3).T, k.pack(4, Q, HALF, HALF)), "contiguous rows"),
-    "bias": (lambda k: k.linear(X, k.pack(4, Q, HALF, HALF), torch.zeros(15)), r"bias must be .*\[16\]"),
-    "residual": (lambda k: k.linear(X, k.pack(4, Q, HALF, HALF), None, X), r"residual must be .*\[3, 16\]"),
+    "x shape": (lambda k: k.linear(X[:, :32], matrix_of(k)), r"x must be float32 \[rows, 64\]"),
+    "x dtype": (lambda k: k.linear(X.double(), matrix_of(k)), "got float64"),
+    "x strides": (lambda k: k.linear(torch.zeros(64, 3).T, matrix_of(k)), "contiguous rows"),
+    "bias": (lambda k: k.linear(X, matrix_of(k), torch.zeros(15)), r"bias must be .*\[16\]"),
+    "residual": (lambda k: k.linear(X, matrix_of(k), None, X), r"residual must be .*\[3, 16\]"),
     "norm weight": (lambda k: k.rms_norm(X, torch.zeros(32), 1e-5), r"x must be float32 \[rows, 32\]"),
     "activation": (lambda k: k.gated(X, "relu"), "one of silu, gelu_tanh, got 'relu'"),
     "odd width": (lambda k: k.gated(torch.zeros(1, 3), "silu"), "even number of columns, got 3"),

@@ -1,5 +1,6 @@
 """Packed matrices and quantized products against torch."""
 
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -18,7 +19,11 @@ def random_weights(bits: int, outputs: int, columns: int) -> tuple[Tensor, Tenso
 
 def packed(kernels: Kernels, bits: int, outputs: int, columns: int) -> tuple[PackedMatrix, Tensor]:
     weights = random_weights(bits, outputs, columns)
-    return kernels.pack(bits, *weights), reference.dequantize(*weights)
+    return affine(kernels, bits, *weights), reference.dequantize(*weights)
+
+
+def affine(kernels: Kernels, bits: int, q: Tensor, scale: Tensor, minimum: Tensor) -> PackedMatrix:
+    return kernels.matrix([kernels.pack(bits, q, scale, minimum)], q.shape[1])
 
 
 def close(got: Tensor, expected: Tensor) -> bool:
@@ -45,7 +50,7 @@ def test_extreme_weights_and_activations_do_not_overflow(kernels: Kernels, bits:
     q[16:] = 0
     ones, lows = torch.ones(32, 2).half(), torch.full((32, 2), -(2.0 ** (bits - 1))).half()
     x = torch.stack([torch.full((64,), 3.0), torch.full((64,), -3.0), 3.0 * (-1.0) ** torch.arange(64)])
-    got = kernels.linear(x, kernels.pack(bits, q, ones, lows))
+    got = kernels.linear(x, affine(kernels, bits, q, ones, lows))
     assert close(got, reference.linear(x, reference.dequantize(q, ones, lows)))
 
 
@@ -122,6 +127,7 @@ def test_no_rows_give_no_rows(kernels: Kernels) -> None:
 def test_packing_loses_nothing_and_can_be_saved(kernels: Kernels) -> None:
     """The identity matrix reads the weights back, through a copy of the packed bytes."""
     matrix, weights = packed(kernels, 8, 37, 96)
-    again = PackedMatrix(matrix.bits, matrix.outputs, matrix.columns, matrix.data.clone())
+    (part,) = matrix.parts
+    again = kernels.matrix([replace(part, data=part.data.clone())], 96)
     assert again.nbytes == 3 * 3 * (64 + 512)
     assert torch.allclose(kernels.linear(torch.eye(96), again).T.double(), weights, rtol=1e-6, atol=1e-6)

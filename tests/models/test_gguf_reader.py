@@ -249,8 +249,10 @@ def test_scales_that_are_not_numbers(kind: Kind, offset: int, tmp_path: Path) ->
     data = gguf_files.random_blocks(kind, 3, 256)
     data[1, offset : offset + 2] = np.array([np.inf], dtype=np.float16).view(np.uint8)
     checkpoint = open_checkpoint(gguf_files.write_tensor(tmp_path / "x.gguf", data, kind, 256))
+    blocks = checkpoint.tensor("model.embed_tokens.weight")
+    assert isinstance(blocks, BlockTensor)
     with pytest.raises(CorruptCheckpoint, match="token_embd.weight holds scales that are not finite"):
-        checkpoint.tensor("model.embed_tokens.weight")
+        blocks.check()
 
 
 def test_unsupported_tensor_type(tmp_path: Path) -> None:

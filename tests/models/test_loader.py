@@ -136,6 +136,10 @@ class Recoded:
         self._inner = open_checkpoint(directory)
         self.path, self.config, self.fingerprint = directory, self._inner.config, self._inner.fingerprint
         self._bits = bits
+        self.files = ()
+
+    def release(self) -> None:
+        """Nothing is mapped."""
 
     def tensor(self, name: str) -> torch.Tensor | BlockTensor:
         tensor = self._inner.tensor(name)
@@ -150,12 +154,12 @@ class Recoded:
 @pytest.mark.parametrize(
     "bits, weights, described",
     [
-        ({"layers": 4, "embed": 8}, "auto", "int4 (layers), int8 (head)"),
-        ({"layers": 4, "embed": 8}, "native", "int4 (layers), int8 (head)"),
+        ({"layers": 4, "embed": 8}, "auto", "Q4_1 (layers), Q8_0 (head)"),
+        ({"layers": 4, "embed": 8}, "native", "Q4_1 (layers), Q8_0 (head)"),
         ({"layers": 4, "embed": 8}, "int8", "int8 (layers), int8 (head)"),
         ({"layers": 4, "embed": 8}, "int4", "int4 (layers), int4 (head)"),
         ({"layers": 4, "embed": 8}, "bf16", "bf16 (layers), bf16 (head)"),
-        ({"v_proj": 8, "up_proj": 0, "layers": 4}, "auto", "int8 and int4 and bf16 (layers), bf16 (head)"),
+        ({"v_proj": 8, "up_proj": 0, "layers": 4}, "auto", "Q4_1 and Q8_0 and bf16 (layers), bf16 (head)"),
     ],
 )
 def test_formats_of_a_quantized_checkpoint(

@@ -31,6 +31,10 @@ class RandomCheckpoint:
         return Path(self._shape.name)
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        return ()
+
+    @property
     def config(self) -> ModelConfig:
         return self._shape.model
 
@@ -48,6 +52,9 @@ class RandomCheckpoint:
         generator = torch.Generator(self._device).manual_seed(self._seed + zlib.crc32(name.encode()))
         drawn = torch.empty(size, dtype=torch.bfloat16, device=self._device)
         return drawn.normal_(0.0, SCALE, generator=generator)
+
+    def release(self) -> None:
+        """Nothing is held."""
 
     def tokenizer_files(self) -> TokenizerFiles:
         return tiny_tokenizer()

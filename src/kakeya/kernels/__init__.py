@@ -6,6 +6,6 @@ and gives each row bits that depend neither on the other rows of the call nor on
 `kernels.reference` says the same in plain torch.
 """
 
-from kakeya.kernels.native import Kernels, PackedMatrix, load
+from kakeya.kernels.native import LAYOUT, Kernels, PackedMatrix, PackedPart, load
 
-__all__ = ["Kernels", "PackedMatrix", "load"]
+__all__ = ["LAYOUT", "Kernels", "PackedMatrix", "PackedPart", "load"]

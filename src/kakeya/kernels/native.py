@@ -1,24 +1,47 @@
 """The door to the native kernels: checks tensors, allocates results, hands addresses over."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from kakeya.errors import ConfigError
+from kakeya.errors import ConfigError, CorruptCheckpoint
 from kakeya.types import KernelChoice
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+LAYOUT = 1
+"""Names the order of packed weights: raise it with every change, so that none packed before are read."""
 
 GROUP = 32
 """Columns that share one scale, in weights and in quantized activations."""
 
 _FLOAT = torch.float32
 _POOL_TYPES = (torch.float32, torch.bfloat16)
-_BITS = (4, 8)
+# In the order of the native library's list.
+FORMATS = {
+    name: index
+    for index, name in enumerate(
+        (
+            "Q4_1", "AFFINE8", "Q4_0", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4",
+            "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS",
+        )
+    )
+}  # fmt: skip
+"""The formats of packed weights by GGML's names; AFFINE8 is our own, and Q4_1 has our 4 bits' arithmetic."""
+
+BLOCK_BYTES = {
+    "Q4_1": (32, 20), "Q4_0": (32, 18), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
+    "IQ4_NL": (32, 18), "MXFP4": (32, 17), "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144),
+    "Q5_K": (256, 176), "Q6_K": (256, 210), "IQ4_XS": (256, 136),
+}  # fmt: skip
+"""Columns and bytes of one block of each GGML format that the kernels take."""
+
+_AFFINE = {4: FORMATS["Q4_1"], 8: FORMATS["AFFINE8"]}
 _ACTIVATIONS = {"silu": False, "gelu_tanh": True}
 
 
@@ -42,17 +65,32 @@ def load(choice: KernelChoice) -> "Kernels | None":
 
 
 @dataclass(frozen=True, slots=True)
-class PackedMatrix:
-    """Quantized weights in the order the kernels read them; made by `Kernels.pack`, or from saved `data`."""
+class PackedPart:
+    """Rows of quantized weights in the order the kernels read them: a format, and its tiles."""
 
-    bits: int
+    format: int
     outputs: int
-    columns: int
     data: Tensor  # uint8, one dimension
 
     @property
     def nbytes(self) -> int:
         return self.data.numel()
+
+
+class PackedMatrix:
+    """A matrix of one or more parts, one below the other. Made by `Kernels.matrix`."""
+
+    __slots__ = ("columns", "handle", "outputs", "parts")
+
+    def __init__(self, parts: tuple[PackedPart, ...], columns: int, handle: Any) -> None:
+        self.parts = parts
+        self.columns = columns
+        self.outputs = sum(part.outputs for part in parts)
+        self.handle = handle
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
 
 
 class Kernels:
@@ -80,10 +118,10 @@ class Kernels:
         """Whether `attend` takes heads of this size: multiples of 16 up to 1,024."""
         return head_dim % 16 == 0 and 16 <= head_dim <= self._max_head_dim
 
-    def pack(self, bits: Literal[4, 8], q: Tensor, scale: Tensor, minimum: Tensor) -> PackedMatrix:
+    def pack(self, bits: Literal[4, 8], q: Tensor, scale: Tensor, minimum: Tensor) -> PackedPart:
         """Weights w = q * scale + minimum, with q uint8 [N, K] below 2**bits and scale and minimum
         float16 [N, K / 32]. Lossless."""
-        if bits not in _BITS:
+        if bits not in _AFFINE:
             raise ValueError(f"bits must be 4 or 8, got {bits}")
         if q.dtype is not torch.uint8 or q.dim() != 2 or q.shape[1] % GROUP or q.shape[1] == 0:
             raise ValueError(f"q must be uint8 [N, K] with K a multiple of {GROUP}, got {_describe(q)}")
@@ -93,26 +131,73 @@ class Kernels:
                 raise ValueError(
                     f"{name} must be float16 [{outputs}, {columns // GROUP}], got {_describe(part)}"
                 )
-        data = torch.empty(self._native.packed_bytes(bits, outputs, columns), dtype=torch.uint8)
+        code = _AFFINE[bits]
+        data = torch.empty(self._native.packed_bytes(code, outputs, columns), dtype=torch.uint8)
         q, scale, minimum = q.contiguous(), scale.contiguous(), minimum.contiguous()
-        self._native.pack(
-            bits, outputs, columns, q.data_ptr(), scale.data_ptr(), minimum.data_ptr(), data.data_ptr()
+        self._native.pack_codes(
+            code, outputs, columns, q.data_ptr(), scale.data_ptr(), minimum.data_ptr(), data.data_ptr()
         )
-        return PackedMatrix(bits, outputs, columns, data)
+        return PackedPart(code, outputs, data)
+
+    def packed_bytes(self, block_format: str, outputs: int, columns: int) -> int:
+        """What `pack_blocks` writes for a matrix of this size."""
+        return int(self._native.packed_bytes(FORMATS[block_format], outputs, columns))
+
+    def pack_blocks(
+        self, block_format: str, blocks: Tensor, columns: int, out: Tensor | None = None
+    ) -> PackedPart:
+        """Rows of GGML blocks, uint8 [N, bytes of a row], as tiles: the same numbers in another order.
+
+        `out`, uint8 of `packed_bytes`, takes the tiles where it is given. Raises CorruptCheckpoint for
+        weights that are not finite.
+        """
+        code = _format_of(block_format)
+        outputs = _block_rows(block_format, blocks, columns)
+        size = self._native.packed_bytes(code, outputs, columns)
+        data = torch.empty(size, dtype=torch.uint8) if out is None else out
+        if data.dtype is not torch.uint8 or data.shape != (size,) or not data.is_contiguous():
+            raise ValueError(f"out must be contiguous uint8 [{size}], got {_describe(data)}")
+        if not self._native.pack_blocks(code, outputs, columns, blocks.data_ptr(), data.data_ptr()):
+            raise CorruptCheckpoint("scales that are not finite numbers")
+        return PackedPart(code, outputs, data)
+
+    def part(self, block_format: str, outputs: int, data: Tensor) -> PackedPart:
+        """Tiles that `pack_blocks` wrote before."""
+        return PackedPart(_format_of(block_format), outputs, data)
+
+    def matrix(self, parts: Sequence[PackedPart], columns: int) -> PackedMatrix:
+        """Parts that multiply the same `columns` columns, one below the other."""
+        for part in parts:
+            if part.data.numel() != self._native.packed_bytes(part.format, part.outputs, columns):
+                raise ValueError(
+                    f"a part of {part.outputs} rows and {part.nbytes} bytes has not {columns} columns"
+                )
+        places = [(part.data.data_ptr(), part.format, part.outputs) for part in parts]
+        return PackedMatrix(tuple(parts), columns, self._native.Matrix(places, columns))
+
+    def dequantize_rows(self, block_format: str, blocks: Tensor, columns: int, ids: Tensor) -> Tensor:
+        """The rows `ids` (int64 [n]) of a matrix of GGML blocks, float32 [n, columns]."""
+        code, rows = _format_of(block_format), _block_rows(block_format, blocks, columns)
+        if ids.dtype is not torch.int64 or ids.dim() != 1 or not ids.is_contiguous():
+            raise ValueError(f"ids must be contiguous int64 [n], got {_describe(ids)}")
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
+            raise ValueError(f"ids must be from 0 to {rows - 1}, got {int(ids.min())} to {int(ids.max())}")
+        y = torch.empty((ids.shape[0], columns), dtype=_FLOAT)
+        self._native.dequantize_rows(
+            code, columns, blocks.data_ptr(), ids.data_ptr(), ids.shape[0], y.data_ptr()
+        )
+        return y
 
     def linear(
         self, x: Tensor, w: PackedMatrix, bias: Tensor | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """residual + x w^T + bias, as [M, N]: x [M, K] is rounded to 8 bits per group of 32, the products
-        are exact integers, their sums float32."""
+        """residual + x w^T + bias, as [M, N]: x [M, K] is rounded to 8 bits, by groups of 32 columns or of
+        256 as the format asks; the products are exact integers, their sums float32."""
         rows = _rows_of(x, w.columns)
         y = torch.empty((rows, w.outputs), dtype=_FLOAT)
         if rows:
             self._native.linear(
-                w.data.data_ptr(),
-                w.bits,
-                w.outputs,
-                w.columns,
+                w.handle,
                 x.data_ptr(),
                 x.stride(0),
                 rows,
@@ -206,6 +291,25 @@ class Kernels:
                 raise ValueError(
                     f"q, k and v must be float32 with contiguous heads, got {_describe(heads_of)}"
                 )
+
+
+def _format_of(block_format: str) -> int:
+    if block_format not in BLOCK_BYTES:
+        raise ValueError(f"format must be one of {', '.join(BLOCK_BYTES)}, got {block_format}")
+    return FORMATS[block_format]
+
+
+def _block_rows(block_format: str, blocks: Tensor, columns: int) -> int:
+    """The number of rows of uint8 [rows, bytes] that hold `columns` columns each."""
+    width, size = BLOCK_BYTES[block_format]
+    row_bytes = columns // width * size
+    fits = columns % width == 0 and columns > 0 and blocks.dim() == 2 and blocks.shape[1] == row_bytes
+    if blocks.dtype is not torch.uint8 or not fits or not blocks.is_contiguous():
+        raise ValueError(
+            f"{columns} columns of {block_format} must be contiguous uint8 [rows, {row_bytes}], "
+            f"got {_describe(blocks)}"
+        )
+    return blocks.shape[0]
 
 
 def _check_pool(pool: Tensor, plane: tuple[int, int, int, int], layer: int, capacity: int) -> None:

@@ -17,9 +17,9 @@ def dequantize(q: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:
     return (groups * scale.double()[..., None] + minimum.double()[..., None]).flatten(1)
 
 
-def round_activations(x: Tensor) -> Tensor:
-    """x [M, K] with each group of 32 rounded to 8 bits: absmax / 127 times whole numbers, in float64."""
-    groups = x.reshape(x.shape[0], -1, GROUP)
+def round_activations(x: Tensor, group: int = GROUP) -> Tensor:
+    """x [M, K] with each group of columns rounded to 8 bits: absmax / 127 times whole numbers, in float64."""
+    groups = x.reshape(x.shape[0], -1, group)
     most = groups.abs().amax(-1, keepdim=True)
     inverse = torch.where(most < 1e-30, 0.0, 127.0 / most)
     return ((groups * inverse).round().double() * (most / 127.0).double()).flatten(1)

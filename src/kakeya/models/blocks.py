@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kakeya.errors import CorruptCheckpoint
+
 # Rows are expanded a slice at a time: on a CPU so that the temporaries stay in the cache, on a device so that
 # they stay small beside the model.
 _CPU_SLICE_ELEMENTS = 1 << 19
@@ -62,6 +64,7 @@ class BlockTensor:
 
     format: BlockFormat
     raw: Tensor  # uint8 [rows, row_bytes], contiguous, on any device
+    name: str = "of blocks"  # for errors
 
     def __post_init__(self) -> None:
         assert self.raw.dtype == torch.uint8
@@ -95,6 +98,11 @@ class BlockTensor:
             blocks = self.raw[part].view(-1, self.format.nbytes)
             out[part] = _expand(self.format, blocks).view(-1, columns)
         return out
+
+    def check(self) -> None:
+        """Raises CorruptCheckpoint unless every weight is a finite number."""
+        if not self.has_finite_scales():
+            raise CorruptCheckpoint(f"tensor {self.name} holds scales that are not finite numbers")
 
     def has_finite_scales(self) -> bool:
         """Whether every weight is a finite number: looks at the floats of the blocks alone."""

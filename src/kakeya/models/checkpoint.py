@@ -1,5 +1,6 @@
 """The door to a model's files: one protocol, whatever the format behind it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +23,10 @@ class Checkpoint(Protocol):
     def path(self) -> Path: ...
 
     @property
+    def files(self) -> Sequence[Path]:
+        """The files that hold its quantized tensors, in order; none where it has no such tensors."""
+
+    @property
     def config(self) -> ModelConfig: ...
 
     @property
@@ -34,6 +39,9 @@ class Checkpoint(Protocol):
         It may be a view of the file: do not write to it. Raises CorruptCheckpoint when it is missing or
         unreadable, UnsupportedModel when its element type is not supported.
         """
+
+    def release(self) -> None:
+        """Let go of the memory that reading tensors took. They can be read again."""
 
     def tokenizer_files(self) -> TokenizerFiles:
         """The tokenizer that came with the weights. Raises UnsupportedModel, CorruptCheckpoint."""

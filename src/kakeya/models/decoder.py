@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn import functional
 
 from kakeya.models.config import ModelConfig
+from kakeya.models.embedding import Embedding
 from kakeya.models.linear import Linear
 from kakeya.models.row_ops import RowOps, softcap
 
@@ -43,7 +43,7 @@ class Decoder:
         self,
         config: ModelConfig,
         ops: RowOps,
-        embedding: Tensor,
+        embedding: Embedding,
         layers: Sequence[Layer],
         final_norm: Tensor,
         head: Linear,
@@ -75,16 +75,17 @@ class Decoder:
         return logits if cap is None else softcap(logits, cap)
 
     def describe_weights(self) -> str:
-        """How the matrices are held, such as "int4 (layers), int8 (head)"."""
+        """How the matrices are held, such as "Q4_K and Q6_K (layers), Q6_K (head)"."""
         formats = dict.fromkeys(
-            matrix.format
+            name
             for layer in self._layers
             for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)
+            for name in matrix.format.split(" and ")
         )
         return f"{' and '.join(formats)} (layers), {self._head.format} (head)"
 
     def _embed(self, token_ids: Tensor) -> Tensor:
-        hidden = functional.embedding(token_ids, self._embedding).float()
+        hidden = self._embedding(token_ids)
         scale = self.config.embed_scale
         return hidden if scale == 1.0 else hidden.mul_(scale)
 

@@ -6,7 +6,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from torch import Tensor
 
-from kakeya.errors import CorruptCheckpoint, UnsupportedModel
+from kakeya.errors import UnsupportedModel
 from kakeya.models.blocks import BlockFormat, BlockTensor
 from kakeya.models.gguf_file import GgufTensor
 
@@ -16,18 +16,19 @@ _FLOATS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bf
 def decode(tensor: GgufTensor, raw: Tensor) -> Tensor | BlockTensor:
     """`raw` is uint8 [rows, row_bytes], possibly reordered by rows.
 
-    Raises CorruptCheckpoint for scales that are not finite, UnsupportedModel for a type that nothing here
-    can expand.
+    A matrix of blocks is not looked at: whoever uses it checks it. Raises UnsupportedModel for a type that
+    nothing here can expand, CorruptCheckpoint for a vector that is not finite.
     """
     if tensor.kind in _FLOATS:
         return raw.view(_FLOATS[tensor.kind]).view(tensor.shape)
     form = BlockFormat.__members__.get(tensor.kind.name)
     if form is None:
         return _expanded(tensor, raw)
-    blocks = BlockTensor(form, raw)
-    if not blocks.has_finite_scales():
-        raise CorruptCheckpoint(f"tensor {tensor.name} holds scales that are not finite numbers")
-    return blocks if len(tensor.shape) == 2 else blocks.dequantize().view(tensor.shape)
+    blocks = BlockTensor(form, raw, tensor.name)
+    if len(tensor.shape) == 2:
+        return blocks
+    blocks.check()
+    return blocks.dequantize().view(tensor.shape)
 
 
 def _expanded(tensor: GgufTensor, raw: Tensor) -> Tensor:

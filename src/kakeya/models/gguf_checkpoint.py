@@ -63,6 +63,13 @@ class GgufCheckpoint:
             ),
         )
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.path,)
+
+    def release(self) -> None:
+        self._file.release()
+
     def tokenizer_files(self) -> TokenizerFiles:
         # Only text front ends pay for the tokenizer library.
         from kakeya.models import gguf_tokenizer

@@ -67,6 +67,11 @@ class GgufFile:
         flat = torch.frombuffer(self._bytes, dtype=torch.uint8, count=tensor.nbytes, offset=tensor.offset)
         return flat.view(tensor.rows, tensor.row_bytes)
 
+    def release(self) -> None:
+        """Give back the pages that were read; whoever looks again reads them again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._bytes.madvise(mmap.MADV_DONTNEED)
+
     def _located(self, directory: list[GgufTensor], directory_end: int) -> dict[str, GgufTensor]:
         alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 8 or alignment % 8:

@@ -4,13 +4,14 @@ All take float32 rows x [M, K] and return new float32 rows [M, N], with bias and
 In fast numerics the choice of kernel depends on M alone; in exact numerics a row's bits do not depend on M.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kakeya.kernels import Kernels
+from kakeya.kernels import Kernels, PackedPart
 from kakeya.models.quantized import GROUP, QuantizedTensor
 from kakeya.types import DType
 
@@ -41,7 +42,8 @@ def quantized_linear(
     """The quickest product there is for an integer weight; torch has one for bf16 by 4 bits only."""
     name = f"int{weight.bits}"
     if kernels is not None:
-        return PackedLinear(kernels, weight, bias, name)
+        part = kernels.pack(weight.bits, weight.q, weight.scale, weight.minimum)
+        return PackedLinear(kernels, [part], weight.shape[1], bias, name)
     if weight.bits == 4 and dtype == torch.bfloat16 and not exact and weight.shape[0] % _INT4_ROW_BLOCK == 0:
         return FewRowsInt4Linear(weight, bias, f"{name}, bf16 for many rows")
     return dense_linear(weight.dequantize(dtype), bias, exact=exact, origin=name)
@@ -55,16 +57,30 @@ def dense_linear(weight: Tensor, bias: Tensor | None, *, exact: bool, origin: st
 
 
 class PackedLinear:
-    """Integer weights in the kernel library's own layout."""
+    """Integer weights in the kernel library's own order: one part, or several of different formats."""
 
-    def __init__(self, kernels: Kernels, weight: QuantizedTensor, bias: Tensor | None, name: str) -> None:
+    def __init__(
+        self, kernels: Kernels, parts: Sequence[PackedPart], columns: int, bias: Tensor | None, name: str
+    ) -> None:
         self.format = name
         self._linear = kernels.linear
-        self._packed = kernels.pack(weight.bits, weight.q, weight.scale, weight.minimum)
+        self._packed = kernels.matrix(parts, columns)
         self._bias = bias
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return self._linear(x, self._packed, self._bias, residual)
+
+
+class StackedLinear:
+    """Products by the parts of a matrix that no one kernel takes together, beside each other."""
+
+    def __init__(self, parts: Sequence[Linear]) -> None:
+        self.format = " and ".join(dict.fromkeys(part.format for part in parts))
+        self._parts = parts
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        product = torch.cat([part(x) for part in self._parts], dim=1)
+        return product if residual is None else product.add_(residual)
 
 
 class DenseLinear:

@@ -1,16 +1,26 @@
 """From a checkpoint to a decoder on the CPU: puts every matrix into its format."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
-from kakeya.kernels import Kernels
+from kakeya.kernels import Kernels, PackedPart
 from kakeya.models.blocks import BlockTensor
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.models.decoder import Decoder, Layer
-from kakeya.models.linear import FLOAT_NAMES, FLOAT_TYPES, Linear, dense_linear, quantized_linear
+from kakeya.models.embedding import BlockEmbedding, DenseEmbedding, Embedding
+from kakeya.models.linear import (
+    FLOAT_NAMES,
+    FLOAT_TYPES,
+    Linear,
+    PackedLinear,
+    StackedLinear,
+    dense_linear,
+    quantized_linear,
+)
+from kakeya.models.packed import PackRequest, packed_parts
 from kakeya.models.quantized import (
     GROUP,
     INTEGER_BITS,
@@ -25,6 +35,8 @@ from kakeya.models.tensors import ModelTensors, Stored, StoredLayer, StoredMatri
 from kakeya.types import DType, Numerics, WeightFormat
 
 _ASKED_BITS: dict[WeightFormat, Bits] = {WeightFormat.INT4: 4, WeightFormat.INT8: 8}
+_AS_STORED = (WeightFormat.AUTO, WeightFormat.NATIVE)
+_HEAD = "head"
 
 
 def load_decoder(
@@ -37,10 +49,11 @@ def load_decoder(
 ) -> Decoder:
     """The decoder that `checkpoint` describes, ready to run.
 
-    `weights`: native and auto keep 4- and 8-bit tensors as the file has them and hold the others in `dtype`;
-    float32 and bf16 round all of them to that; int8 and int4 quantize what is finer. A matrix whose columns
-    do not make whole groups of 32 stays in `dtype`.
-    Raises CorruptCheckpoint for a missing tensor or a wrong shape.
+    `weights`: native and auto keep quantized tensors as the file has them where there are kernels for them
+    (torch has some for 4 bits), and hold the others in `dtype`; float32 and bf16 round all of them to that;
+    int8 and int4 quantize what is finer. A matrix whose columns do not make whole groups of 32 stays in
+    `dtype`.
+    Raises CorruptCheckpoint for a missing tensor, a wrong shape or weights that are not finite.
     """
     return _Loader(checkpoint, FLOAT_TYPES[dtype], weights, numerics is Numerics.EXACT, kernels).decoder()
 
@@ -54,6 +67,7 @@ class _Loader:
         exact: bool,
         kernels: Kernels | None,
     ) -> None:
+        self._checkpoint = checkpoint
         self._config = checkpoint.config
         self._tensors = ModelTensors(checkpoint)
         self._weights = weights
@@ -62,39 +76,86 @@ class _Loader:
         self._rounded = torch.bfloat16 if weights is WeightFormat.BF16 else self._held
         self._exact = exact
         self._kernels = kernels
+        self._packed: dict[str, PackedPart] = {}
 
     def decoder(self) -> Decoder:
-        stored = self._tensors.embedding()
-        embedding = self._floats(stored.parts)
-        layers = [self._layer(self._tensors.layer(index)) for index in range(self._config.num_layers)]
-        final_norm = self._tensors.final_norm()
-        head = self._head(stored, embedding)
-        ops = self._kernels or TorchRowOps(self._exact)
-        return Decoder(self._config, ops, embedding, layers, final_norm, head, self._tensors.num_parameters)
+        table = self._tensors.embedding()
+        layers = [self._tensors.layer(index) for index in range(self._config.num_layers)]
+        head = self._tensors.untied_head()
+        self._pack({_HEAD: head or table} | _matrices(layers))
+        embedding = self._embedding(table)
+        decoder = Decoder(
+            self._config,
+            self._kernels or TorchRowOps(self._exact),
+            embedding,
+            [self._layer(index, layer) for index, layer in enumerate(layers)],
+            self._tensors.final_norm(),
+            self._head(head or table, embedding if head is None else None),
+            self._tensors.num_parameters,
+        )
+        self._checkpoint.release()
+        return decoder
 
-    def _layer(self, stored: StoredLayer) -> Layer:
+    def _pack(self, matrices: Mapping[str, StoredMatrix]) -> None:
+        if self._kernels is None:
+            return
+        requests = [
+            PackRequest(_part_name(name, index), part)
+            for name, matrix in matrices.items()
+            for index, part in enumerate(matrix.parts)
+            if self._keeps_blocks(part)
+        ]
+        self._packed = packed_parts(self._kernels, self._checkpoint.files, requests)
+
+    def _keeps_blocks(self, stored: Stored) -> TypeGuard[BlockTensor]:
+        """Whether the file's own numbers are used, as it has them."""
+        return self._weights in _AS_STORED and isinstance(stored, BlockTensor)
+
+    def _embedding(self, table: StoredMatrix) -> Embedding:
+        (stored,) = table.parts
+        if self._keeps_blocks(stored):
+            return BlockEmbedding(stored, self._kernels)
+        return DenseEmbedding(self._floats(table.parts))
+
+    def _layer(self, index: int, stored: StoredLayer) -> Layer:
         return Layer(
             input_norm=stored.input_norm,
-            qkv=self._linear(stored.qkv),
+            qkv=self._linear(f"{index}.qkv", stored.qkv),
             query_norm=stored.query_norm,
             key_norm=stored.key_norm,
-            output=self._linear(stored.output),
+            output=self._linear(f"{index}.output", stored.output),
             post_attention_norm=stored.post_attention_norm,
             mlp_norm=stored.mlp_norm,
-            gate_up=self._linear(stored.gate_up),
-            down=self._linear(stored.down),
+            gate_up=self._linear(f"{index}.gate_up", stored.gate_up),
+            down=self._linear(f"{index}.down", stored.down),
             post_mlp_norm=stored.post_mlp_norm,
         )
 
-    def _head(self, stored_embedding: StoredMatrix, embedding: Tensor) -> Linear:
-        head = self._tensors.untied_head()
-        if head is not None:
-            return self._linear(head)
-        if self._bits(stored_embedding.parts) is None:
-            return self._dense(embedding, None)  # one table for both uses
-        return self._linear(stored_embedding)
+    def _head(self, stored: StoredMatrix, embedding: Embedding | None) -> Linear:
+        """`embedding`: the table that the head shares, if it does."""
+        if isinstance(embedding, DenseEmbedding) and self._bits(stored.parts) is None:
+            return self._dense(embedding.table, None)
+        return self._linear(_HEAD, stored)
 
-    def _linear(self, matrix: StoredMatrix) -> Linear:
+    def _linear(self, name: str, matrix: StoredMatrix) -> Linear:
+        kept = [self._keeps_blocks(part) for part in matrix.parts]
+        if self._kernels is None or not any(kept):
+            return self._own_linear(matrix)
+        if all(kept):
+            return self._packed_linear(self._kernels, name, matrix)
+        return StackedLinear(
+            [self._linear(_part_name(name, index), part) for index, part in enumerate(matrix.split())]
+        )
+
+    def _packed_linear(self, kernels: Kernels, name: str, matrix: StoredMatrix) -> Linear:
+        names = [_part_name(name, index) for index in range(len(matrix.parts))]
+        # A part of a matrix whose other parts are floats stands alone, under the name it has there.
+        parts = [self._packed[each if each in self._packed else name] for each in names]
+        formats = dict.fromkeys(part.format.name for part in matrix.parts if isinstance(part, BlockTensor))
+        return PackedLinear(kernels, parts, matrix.shape[1], matrix.bias, " and ".join(formats))
+
+    def _own_linear(self, matrix: StoredMatrix) -> Linear:
+        """In a format of our own: floats, or integers with a scale and a minimum for every 32 columns."""
         bits = self._bits(matrix.parts)
         if bits is None:
             return self._dense(self._floats(matrix.parts), matrix.bias)
@@ -119,6 +180,23 @@ class _Loader:
 
     def _dense(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return dense_linear(weight, bias, exact=self._exact, origin=FLOAT_NAMES[self._rounded])
+
+
+def _matrices(layers: Sequence[StoredLayer]) -> dict[str, StoredMatrix]:
+    return {
+        f"{index}.{name}": matrix
+        for index, layer in enumerate(layers)
+        for name, matrix in (
+            ("qkv", layer.qkv),
+            ("output", layer.output),
+            ("gate_up", layer.gate_up),
+            ("down", layer.down),
+        )
+    }
+
+
+def _part_name(matrix: str, index: int) -> str:
+    return f"{matrix}.{index}"
 
 
 def _is_integer(stored: Stored) -> TypeGuard[BlockTensor]:

@@ -44,6 +44,10 @@ class SafetensorsDirectory:
         # Common name -> (file, name in that file)
         self._tensors = {_common_name(name): (file, name) for file in self._files for name in file.keys()}
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return ()
+
     @cached_property
     def fingerprint(self) -> str:
         return fingerprint(self.config, self._described())
@@ -59,6 +63,9 @@ class SafetensorsDirectory:
         if tensor.dtype not in _FLOAT_TYPES:
             raise UnsupportedModel(f"{self.path}: tensor {name} is stored as {tensor.dtype}, not as floats")
         return tensor
+
+    def release(self) -> None:
+        """Nothing to do: what was read is either used as it is, or was a copy."""
 
     def tokenizer_files(self) -> TokenizerFiles:
         if not _exists(self.path / "tokenizer.json"):

@@ -29,6 +29,12 @@ class StoredMatrix:
         """Of the stacked matrix."""
         return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
 
+    def split(self) -> "list[StoredMatrix]":
+        """Each part as a matrix of its own."""
+        rows = [part.shape[0] for part in self.parts]
+        biases = [None] * len(rows) if self.bias is None else torch.split(self.bias, rows)
+        return [StoredMatrix((part,), bias) for part, bias in zip(self.parts, biases, strict=True)]
+
 
 @dataclass(frozen=True, slots=True)
 class StoredLayer:
@@ -122,4 +128,7 @@ class ModelTensors:
 
 def as_float(stored: Stored, dtype: torch.dtype) -> Tensor:
     """The tensor in `dtype`, rounded once."""
-    return stored.dequantize(dtype) if isinstance(stored, BlockTensor) else stored.to(dtype)
+    if isinstance(stored, Tensor):
+        return stored.to(dtype)
+    stored.check()
+    return stored.dequantize(dtype)

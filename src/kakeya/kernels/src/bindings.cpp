@@ -1,9 +1,12 @@
 // The Python module kakeya.kernels._native. Tensors arrive as addresses: the Python door has checked them.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "operations.h"
 #include "thread_pool.h"
@@ -28,16 +31,42 @@ void set_threads(int threads) {
   kakeya::ThreadPool::shared().resize(threads);
 }
 
-void pack(int bits, std::int64_t outputs, std::int64_t columns, Address q, Address scales, Address minima,
-          Address out) {
-  kakeya::pack({nullptr, bits, outputs, columns}, at<std::uint8_t>(q), at<std::uint16_t>(scales),
-               at<std::uint16_t>(minima), at<std::uint8_t>(out));
+kakeya::Format format_at(int index) {
+  if (index < 0 || index >= kakeya::kFormats) throw std::invalid_argument("there is no format " + std::to_string(index));
+  return static_cast<kakeya::Format>(index);
 }
 
-void linear(Address tiles, int bits, std::int64_t outputs, std::int64_t columns, Address x, std::int64_t x_stride,
-            std::int64_t rows, Address bias, Address residual, Address y) {
-  kakeya::linear({at<std::uint8_t>(tiles), bits, outputs, columns}, at<float>(x), x_stride, rows, at<float>(bias),
-                 at<float>(residual), at<float>(y));
+std::int64_t packed_bytes(int format, std::int64_t outputs, std::int64_t columns) {
+  return kakeya::packed_bytes(format_at(format), outputs, columns);
+}
+
+void pack_codes(int format, std::int64_t outputs, std::int64_t columns, Address q, Address scales, Address minima,
+                Address out) {
+  kakeya::pack_codes(format_at(format), outputs, columns, at<std::uint8_t>(q), at<std::uint16_t>(scales),
+                     at<std::uint16_t>(minima), at<std::uint8_t>(out));
+}
+
+bool pack_blocks(int format, std::int64_t outputs, std::int64_t columns, Address blocks, Address out) {
+  return kakeya::pack_blocks(format_at(format), outputs, columns, at<std::uint8_t>(blocks), at<std::uint8_t>(out));
+}
+
+void dequantize_rows(int format, std::int64_t columns, Address blocks, Address ids, std::int64_t count, Address y) {
+  kakeya::dequantize_rows(format_at(format), columns, at<std::uint8_t>(blocks), at<std::int64_t>(ids), count,
+                          at<float>(y));
+}
+
+// Parts as (address of the tiles, format, outputs).
+kakeya::Matrix matrix(const std::vector<std::tuple<Address, int, std::int64_t>>& parts, std::int64_t columns) {
+  kakeya::Matrix made{{}, columns};
+  for (const auto& [tiles, format, outputs] : parts) {
+    made.parts.push_back({at<std::uint8_t>(tiles), format_at(format), outputs});
+  }
+  return made;
+}
+
+void linear(const kakeya::Matrix& matrix, Address x, std::int64_t x_stride, std::int64_t rows, Address bias,
+            Address residual, Address y) {
+  kakeya::linear(matrix, at<float>(x), x_stride, rows, at<float>(bias), at<float>(residual), at<float>(y));
 }
 
 // Letting go of the interpreter costs more than a few rows: another thread may keep it for milliseconds.
@@ -106,8 +135,11 @@ PYBIND11_MODULE(_native, m) {
   m.def("threads", [] { return kakeya::ThreadPool::shared().size(); });
   m.def("set_threads", &set_threads, NoGil());
   m.def("max_head_dim", [] { return kakeya::kMaxHeadDim; });
-  m.def("packed_bytes", &kakeya::packed_bytes);
-  m.def("pack", &pack, NoGil());
+  py::class_<kakeya::Matrix>(m, "Matrix").def(py::init(&matrix));
+  m.def("packed_bytes", &packed_bytes);
+  m.def("pack_codes", &pack_codes, NoGil());
+  m.def("pack_blocks", &pack_blocks, NoGil());
+  m.def("dequantize_rows", &dequantize_rows, NoGil());
   m.def("linear", &linear, NoGil());
   m.def("rms_norm", &rms_norm);
   m.def("gated", &gated);

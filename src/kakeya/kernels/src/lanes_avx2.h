@@ -5,7 +5,7 @@ struct F16 {
   __m256 lo, hi;
 };
 
-KAKEYA_INLINE __m256i load_bytes(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+KAKEYA_INLINE __m256i load_bytes_256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 
 KAKEYA_INLINE F16 splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 KAKEYA_INLINE F16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -94,85 +94,148 @@ KAKEYA_INLINE float largest_lane(F16 a) {
 }
 
 // Magnitudes are compared as integers: exact, and a NaN wins over every number.
-KAKEYA_INLINE float largest_magnitude(F16 a, F16 b) {
+KAKEYA_INLINE F16 largest_magnitude(F16 a, F16 b) {
   const __m256i sign = _mm256_set1_epi32(0x7fffffff);
-  const auto magnitude = [&](__m256 x) { return _mm256_and_si256(_mm256_castps_si256(x), sign); };
-  const __m256i eight = _mm256_max_epi32(_mm256_max_epi32(magnitude(a.lo), magnitude(a.hi)),
-                                         _mm256_max_epi32(magnitude(b.lo), magnitude(b.hi)));
+  const auto larger_of = [&](__m256 x, __m256 y) {
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(x), sign),
+                                                _mm256_and_si256(_mm256_castps_si256(y), sign)));
+  };
+  return {larger_of(a.lo, b.lo), larger_of(a.hi, b.hi)};
+}
+KAKEYA_INLINE float largest_of_magnitudes(F16 a) {
+  const __m256i eight = _mm256_max_epi32(_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi));
   __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
   four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1));
   return float_from_bits(static_cast<std::uint32_t>(_mm_cvtsi128_si32(four)));
 }
 
-// Rounds 32 lanes to the nearest int8 (ties to even), stores them and returns their sum.
-KAKEYA_INLINE int store_rounded(std::int8_t* out, F16 a, F16 b) {
-  const __m256i words_a = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
-  const __m256i words_b = _mm256_packs_epi32(_mm256_cvtps_epi32(b.lo), _mm256_cvtps_epi32(b.hi));
-  // The packs work within 128-bit halves; the permutation puts groups of four bytes back in order.
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words_a, words_b), order);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes);
-  const __m256i eight = _mm256_madd_epi16(_mm256_add_epi16(words_a, words_b), _mm256_set1_epi16(1));
-  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+// Rounds to the nearest int8 (ties to even), stores the lanes and returns their sum.
+KAKEYA_INLINE int store_rounded(std::int8_t* out, F16 a) {
+  // The pack works within 128-bit halves; the permutation puts its quarters back in order.
+  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+  const __m256i words = _mm256_permute4x64_epi64(packed, 0xd8);
+  const __m128i low = _mm256_castsi256_si128(words), high = _mm256_extracti128_si256(words, 1);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_packs_epi16(low, high));
+  __m128i four = _mm_madd_epi16(_mm_add_epi16(low, high), _mm_set1_epi16(1));
   four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 
-// The 16 x 32 weights of one tile, a byte each: line 2 c holds rows 0..7 and line 2 c + 1 rows 8..15.
-struct TileWeights {
-  __m256i line[16];
+// One line of a unit, 64 bytes: four columns of rows 0..7 and of rows 8..15.
+struct Bytes {
+  __m256i lo, hi;
 };
-template <int kBits>
-KAKEYA_INLINE TileWeights unpack_tile(const std::uint8_t* bytes) {
-  TileWeights w;
-  if constexpr (kBits == 8) {
-    // Unsigned products would overflow the 16-bit sums below: keep q - 128 and add 128 back in dot_tile.
+struct UnitLines {
+  Bytes line[kLines];
+};
+KAKEYA_INLINE Bytes load_bytes(const std::uint8_t* p) { return {load_bytes_256(p), load_bytes_256(p + 32)}; }
+KAKEYA_INLINE Bytes splat_byte(int x) {
+  const __m256i all = _mm256_set1_epi8(static_cast<char>(x));
+  return {all, all};
+}
+KAKEYA_INLINE Bytes operator&(Bytes a, Bytes b) { return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)}; }
+KAKEYA_INLINE Bytes operator|(Bytes a, Bytes b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+KAKEYA_INLINE Bytes operator^(Bytes a, Bytes b) { return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)}; }
+// Within words of 16 bits: what comes over from a neighbouring byte is to be masked off.
+KAKEYA_INLINE Bytes shift_left(Bytes a, int n) { return {_mm256_slli_epi16(a.lo, n), _mm256_slli_epi16(a.hi, n)}; }
+KAKEYA_INLINE Bytes shift_right(Bytes a, int n) { return {_mm256_srli_epi16(a.lo, n), _mm256_srli_epi16(a.hi, n)}; }
+using Table = __m256i;
+KAKEYA_INLINE Table load_table(const std::uint8_t* values) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+}
+KAKEYA_INLINE Bytes look_up(Table table, Bytes codes) {
+  return {_mm256_shuffle_epi8(table, codes.lo), _mm256_shuffle_epi8(table, codes.hi)};
+}
+constexpr bool kWantsSignedBytes = true;
+
+// Sixteen 32-bit integers.
+struct Sums {
+  __m256i lo, hi;
+};
+KAKEYA_INLINE Sums no_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+KAKEYA_INLINE F16 to_floats(Sums a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+template <int kPowerOfTwo>
+KAKEYA_INLINE Sums subtract_times(Sums a, Sums b) {
+  constexpr int kShift = __builtin_ctz(kPowerOfTwo);
+  return {_mm256_sub_epi32(a.lo, _mm256_slli_epi32(b.lo, kShift)), _mm256_sub_epi32(a.hi, _mm256_slli_epi32(b.hi, kShift))};
+}
+
+// Sixteen pairs of 16-bit integers: what two neighbouring groups of each row are scaled by.
+struct Pairs {
+  __m256i lo, hi;
+};
+KAKEYA_INLINE __m128i sixteen_bytes(const std::uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+KAKEYA_INLINE Pairs signed_pairs(const std::uint8_t* p) {
+  return {_mm256_cvtepi8_epi16(sixteen_bytes(p)), _mm256_cvtepi8_epi16(sixteen_bytes(p + 16))};
+}
+KAKEYA_INLINE Pairs low_nibble_pairs(const std::uint8_t* p) {
+  const Pairs both = signed_pairs(p);
+  const __m256i nibble = _mm256_set1_epi16(0x0f);
+  return {_mm256_and_si256(both.lo, nibble), _mm256_and_si256(both.hi, nibble)};
+}
+KAKEYA_INLINE Pairs high_nibble_pairs(const std::uint8_t* p) {
+  const Pairs both = signed_pairs(p);
+  const __m256i nibble = _mm256_set1_epi16(0x0f);
+  return {_mm256_and_si256(_mm256_srli_epi16(both.lo, 4), nibble), _mm256_and_si256(_mm256_srli_epi16(both.hi, 4), nibble)};
+}
+// sums + first * x[0] + second * x[1]
+KAKEYA_INLINE Sums add_products(Sums sums, const Pairs& pairs, const std::int16_t* x) {
+  const __m256i both = _mm256_set1_epi32(int_from_bytes(x));
+  return {_mm256_add_epi32(sums.lo, _mm256_madd_epi16(pairs.lo, both)),
+          _mm256_add_epi32(sums.hi, _mm256_madd_epi16(pairs.hi, both))};
+}
+
+// What the products of a group are multiplied by while pairs of them are added: the same number twice in each lane.
+struct Factors {
+  __m256i lo, hi;
+};
+KAKEYA_INLINE Factors unit_factors() { return {_mm256_set1_epi16(1), _mm256_set1_epi16(1)}; }
+KAKEYA_INLINE Factors first_factors(const Pairs& pairs) {
+  constexpr long long kLow = 0x0504050401000100, kHigh = 0x0d0c0d0c09080908;
+  const __m256i order = _mm256_setr_epi64x(kLow, kHigh, kLow, kHigh);
+  return {_mm256_shuffle_epi8(pairs.lo, order), _mm256_shuffle_epi8(pairs.hi, order)};
+}
+KAKEYA_INLINE Factors second_factors(const Pairs& pairs) {
+  constexpr long long kLow = 0x0706070603020302, kHigh = 0x0f0e0f0e0b0a0b0a;
+  const __m256i order = _mm256_setr_epi64x(kLow, kHigh, kLow, kHigh);
+  return {_mm256_shuffle_epi8(pairs.lo, order), _mm256_shuffle_epi8(pairs.hi, order)};
+}
+
+// Integer sums may be taken in any order, and a compiler left to choose forms all products first, in memory.
+KAKEYA_INLINE void add_in_this_order(__m256i& lo, __m256i& hi) { asm("" : "+x"(lo), "+x"(hi)); }
+
+// dots += factors * (lines [kFirst, kLast) of a unit . the same columns of each row of x)
+template <bool kWide, int kSummed, int kFirst, int kLast, int kRows>
+KAKEYA_INLINE void add_dots(const UnitLines& unit, const RoundedBlock* x, int index, const Factors& factors, Sums dots[kRows]) {
+  KAKEYA_UNROLL
+  for (int first = kFirst; first < kLast; first += kSummed) {
+    __m256i lo[kRows], hi[kRows];
     KAKEYA_UNROLL
-    for (int c = 0; c < 16; ++c) w.line[c] = _mm256_xor_si256(load_bytes(bytes + 32 * c), _mm256_set1_epi8(-128));
-  } else {
-    const __m256i nibble = _mm256_set1_epi8(0x0f);
+    for (int c = first; c < first + kSummed; ++c) {
+      const Bytes line = unit.line[c];
+      KAKEYA_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const __m256i four = _mm256_set1_epi32(int_from_bytes(x[r].values + kGroup * index + 4 * c));
+        __m256i low, high;  // sums of two products
+        if constexpr (kWide) {  // |w| times x with the sign of w: 2 * 128 * 127 fits
+          low = _mm256_maddubs_epi16(_mm256_abs_epi8(line.lo), _mm256_sign_epi8(four, line.lo));
+          high = _mm256_maddubs_epi16(_mm256_abs_epi8(line.hi), _mm256_sign_epi8(four, line.hi));
+        } else {
+          low = _mm256_maddubs_epi16(line.lo, four);
+          high = _mm256_maddubs_epi16(line.hi, four);
+        }
+        lo[r] = c == first ? low : _mm256_add_epi16(lo[r], low);
+        hi[r] = c == first ? high : _mm256_add_epi16(hi[r], high);
+        add_in_this_order(lo[r], hi[r]);
+      }
+    }
     KAKEYA_UNROLL
-    for (int c = 0; c < 8; ++c) {
-      const __m256i packed = load_bytes(bytes + 32 * c);
-      w.line[c] = _mm256_and_si256(packed, nibble);
-      w.line[c + 8] = _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble);
+    for (int r = 0; r < kRows; ++r) {
+      dots[r].lo = _mm256_add_epi32(dots[r].lo, _mm256_madd_epi16(lo[r], factors.lo));
+      dots[r].hi = _mm256_add_epi32(dots[r].hi, _mm256_madd_epi16(hi[r], factors.hi));
     }
   }
-  return w;
-}
-// Four bits: eight sums of two products, 15 * 127 each at most, fit 16 bits.
-template <int kBits, std::enable_if_t<kBits == 4, int> = 0>
-KAKEYA_INLINE F16 dot_tile(const TileWeights& w, const std::int8_t* x) {
-  __m256i lo = _mm256_setzero_si256(), hi = lo;
-  KAKEYA_UNROLL
-  for (int c = 0; c < 8; ++c) {
-    const __m256i four = _mm256_set1_epi32(int_from_bytes(x + 4 * c));
-    lo = _mm256_add_epi16(lo, _mm256_maddubs_epi16(w.line[2 * c], four));
-    hi = _mm256_add_epi16(hi, _mm256_maddubs_epi16(w.line[2 * c + 1], four));
-  }
-  const __m256i ones = _mm256_set1_epi16(1);
-  return {_mm256_cvtepi32_ps(_mm256_madd_epi16(lo, ones)), _mm256_cvtepi32_ps(_mm256_madd_epi16(hi, ones))};
-}
-// Eight bits: |w| times x with the sign of w; two products of 128 * 127 at most fit 16 bits.
-KAKEYA_INLINE __m256i dot_signed(__m256i sum, __m256i w, __m256i x) {
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-}
-template <int kBits, std::enable_if_t<kBits == 8, int> = 0>
-KAKEYA_INLINE F16 dot_tile(const TileWeights& w, const std::int8_t* x) {
-  // 128 times the sum of x, four bytes at a time: what q - 128 left out.
-  __m256i lo = _mm256_setzero_si256(), hi = lo, offset = lo;
-  const __m256i ones = _mm256_set1_epi16(1), bytes_of_one = _mm256_set1_epi8(1);
-  KAKEYA_UNROLL
-  for (int c = 0; c < 8; ++c) {
-    const __m256i four = _mm256_set1_epi32(int_from_bytes(x + 4 * c));
-    lo = dot_signed(lo, w.line[2 * c], four);
-    hi = dot_signed(hi, w.line[2 * c + 1], four);
-    offset = _mm256_add_epi16(offset, _mm256_maddubs_epi16(bytes_of_one, four));
-  }
-  offset = _mm256_slli_epi32(_mm256_madd_epi16(offset, ones), 7);
-  return {_mm256_cvtepi32_ps(_mm256_add_epi32(lo, offset)), _mm256_cvtepi32_ps(_mm256_add_epi32(hi, offset))};
 }
 
 // Two 4 x 4 transposes at once: half h of in[i] holds row 4 h + i, four columns.

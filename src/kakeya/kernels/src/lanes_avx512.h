@@ -65,53 +65,108 @@ KAKEYA_INLINE float sum_lanes(F16 a) {
 KAKEYA_INLINE float largest_lane(F16 a) { return _mm512_reduce_max_ps(a.v); }
 
 // Magnitudes are compared as integers: exact, and a NaN wins over every number.
-KAKEYA_INLINE float largest_magnitude(F16 a, F16 b) {
+KAKEYA_INLINE F16 largest_magnitude(F16 a, F16 b) {
   const __m512i sign = _mm512_set1_epi32(0x7fffffff);
-  const __m512i pair = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a.v), sign),
-                                        _mm512_and_si512(_mm512_castps_si512(b.v), sign));
-  return float_from_bits(static_cast<std::uint32_t>(_mm512_reduce_max_epi32(pair)));
+  return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a.v), sign),
+                                               _mm512_and_si512(_mm512_castps_si512(b.v), sign)))};
+}
+KAKEYA_INLINE float largest_of_magnitudes(F16 a) {
+  return float_from_bits(static_cast<std::uint32_t>(_mm512_reduce_max_epi32(_mm512_castps_si512(a.v))));
 }
 
-// Rounds 32 lanes to the nearest int8 (ties to even), stores them and returns their sum.
-KAKEYA_INLINE int store_rounded(std::int8_t* out, F16 a, F16 b) {
-  const __m128i low = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v));
-  const __m128i high = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(b.v));
-  const __m256i bytes = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes);
-  const __m256i eight = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes);
-  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+// Rounds to the nearest int8 (ties to even), stores the lanes and returns their sum.
+KAKEYA_INLINE int store_rounded(std::int8_t* out, F16 a) {
+  const __m128i bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
+  __m128i four = _mm_dpbusd_epi32(_mm_setzero_si128(), _mm_set1_epi8(1), bytes);
   four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 
-// The 16 x 32 weights of one tile, a byte each: lane = output row, byte in the lane = column.
-struct TileWeights {
-  __m512i line[8];
+// One line of a unit: four columns of each row.
+struct Bytes {
+  __m512i v;
 };
-template <int kBits>
-KAKEYA_INLINE TileWeights unpack_tile(const std::uint8_t* bytes) {
-  TileWeights w;
-  if constexpr (kBits == 8) {
+struct UnitLines {
+  Bytes line[kLines];
+};
+KAKEYA_INLINE Bytes load_bytes(const std::uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+KAKEYA_INLINE Bytes splat_byte(int x) { return {_mm512_set1_epi8(static_cast<char>(x))}; }
+KAKEYA_INLINE Bytes operator&(Bytes a, Bytes b) { return {_mm512_and_si512(a.v, b.v)}; }
+KAKEYA_INLINE Bytes operator|(Bytes a, Bytes b) { return {_mm512_or_si512(a.v, b.v)}; }
+KAKEYA_INLINE Bytes operator^(Bytes a, Bytes b) { return {_mm512_xor_si512(a.v, b.v)}; }
+// Within words of 16 bits: what comes over from a neighbouring byte is to be masked off.
+KAKEYA_INLINE Bytes shift_left(Bytes a, int n) { return {_mm512_slli_epi16(a.v, static_cast<unsigned>(n))}; }
+KAKEYA_INLINE Bytes shift_right(Bytes a, int n) { return {_mm512_srli_epi16(a.v, static_cast<unsigned>(n))}; }
+using Table = __m512i;
+KAKEYA_INLINE Table load_table(const std::uint8_t* values) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+}
+KAKEYA_INLINE Bytes look_up(Table table, Bytes codes) { return {_mm512_shuffle_epi8(table, codes.v)}; }
+constexpr bool kWantsSignedBytes = false;
+
+// Sixteen 32-bit integers.
+struct Sums {
+  __m512i v;
+};
+KAKEYA_INLINE Sums no_sums() { return {_mm512_setzero_si512()}; }
+KAKEYA_INLINE F16 to_floats(Sums a) { return {_mm512_cvtepi32_ps(a.v)}; }
+template <int kPowerOfTwo>
+KAKEYA_INLINE Sums subtract_times(Sums a, Sums b) {
+  return {_mm512_sub_epi32(a.v, _mm512_slli_epi32(b.v, __builtin_ctz(kPowerOfTwo)))};
+}
+
+// Sixteen pairs of 16-bit integers: what two neighbouring groups of each row are scaled by.
+struct Pairs {
+  __m512i v;
+};
+KAKEYA_INLINE Pairs signed_pairs(const std::uint8_t* p) {
+  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+KAKEYA_INLINE Pairs low_nibble_pairs(const std::uint8_t* p) {
+  return {_mm512_and_si512(signed_pairs(p).v, _mm512_set1_epi16(0x0f))};
+}
+KAKEYA_INLINE Pairs high_nibble_pairs(const std::uint8_t* p) {
+  return {_mm512_and_si512(_mm512_srli_epi16(signed_pairs(p).v, 4), _mm512_set1_epi16(0x0f))};
+}
+// sums + first * x[0] + second * x[1]
+KAKEYA_INLINE Sums add_products(Sums sums, Pairs pairs, const std::int16_t* x) {
+  return {_mm512_dpwssd_epi32(sums.v, pairs.v, _mm512_set1_epi32(int_from_bytes(x)))};
+}
+
+// What the products of a group are multiplied by.
+struct Factors {
+  __m512i v;
+};
+struct UnitFactors {};
+KAKEYA_INLINE UnitFactors unit_factors() { return {}; }
+KAKEYA_INLINE Factors first_factors(Pairs pairs) { return {_mm512_srai_epi32(_mm512_slli_epi32(pairs.v, 16), 16)}; }
+KAKEYA_INLINE Factors second_factors(Pairs pairs) { return {_mm512_srai_epi32(pairs.v, 16)}; }
+KAKEYA_INLINE __m512i add_scaled(__m512i sum, __m512i dot, UnitFactors) { return _mm512_add_epi32(sum, dot); }
+KAKEYA_INLINE __m512i add_scaled(__m512i sum, __m512i dot, Factors factors) {
+  return _mm512_add_epi32(sum, _mm512_mullo_epi32(dot, factors.v));
+}
+
+// dots += factors * (lines [kFirst, kLast) of a unit . the same columns of each row of x)
+template <bool kWide, int kSummed, int kFirst, int kLast, int kRows, class AnyFactors>
+KAKEYA_INLINE void add_dots(const UnitLines& unit, const RoundedBlock* x, int index, AnyFactors factors,
+                            Sums dots[kRows]) {
+  __m512i sums[kRows];
+  KAKEYA_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    // Wide codes are 128 too large here: the instruction takes unsigned ones.
+    sums[r] = kWide ? _mm512_set1_epi32(-128 * x[r].sums_of_32[index]) : _mm512_setzero_si512();
+  }
+  KAKEYA_UNROLL
+  for (int c = kFirst; c < kLast; ++c) {
     KAKEYA_UNROLL
-    for (int c = 0; c < 8; ++c) w.line[c] = _mm512_loadu_si512(bytes + 64 * c);
-  } else {
-    const __m512i nibble = _mm512_set1_epi8(0x0f);
-    KAKEYA_UNROLL
-    for (int c = 0; c < 4; ++c) {
-      const __m512i packed = _mm512_loadu_si512(bytes + 64 * c);
-      w.line[c] = _mm512_and_si512(packed, nibble);
-      w.line[c + 4] = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble);
+    for (int r = 0; r < kRows; ++r) {
+      const __m512i four = _mm512_set1_epi32(int_from_bytes(x[r].values + kGroup * index + 4 * c));
+      sums[r] = _mm512_dpbusd_epi32(sums[r], unit.line[c].v, four);
     }
   }
-  return w;
-}
-// Exact: the integer sum of 32 products is far below 2^24.
-template <int kBits>
-KAKEYA_INLINE F16 dot_tile(const TileWeights& w, const std::int8_t* x) {
-  __m512i sum = _mm512_setzero_si512();
   KAKEYA_UNROLL
-  for (int c = 0; c < 8; ++c) sum = _mm512_dpbusd_epi32(sum, w.line[c], _mm512_set1_epi32(int_from_bytes(x + 4 * c)));
-  return {_mm512_cvtepi32_ps(sum)};
+  for (int r = 0; r < kRows; ++r) dots[r].v = add_scaled(dots[r].v, sums[r], factors);
 }
 
 // Four 4 x 4 transposes at once: lane group g of in[i] holds row 4 g + i, four columns;

@@ -27,7 +27,7 @@ KAKEYA_INLINE std::uint32_t bits_from_float(float x) {
   __builtin_memcpy(&bits, &x, sizeof bits);
   return bits;
 }
-KAKEYA_INLINE int int_from_bytes(const std::int8_t* bytes) {
+KAKEYA_INLINE int int_from_bytes(const void* bytes) {
   int word;
   __builtin_memcpy(&word, bytes, sizeof word);
   return word;

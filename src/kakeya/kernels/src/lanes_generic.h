@@ -110,86 +110,164 @@ KAKEYA_INLINE float largest_lane(F16 a) {
 }
 
 // Magnitudes are compared as integers: exact, and a NaN wins over every number.
-KAKEYA_INLINE float largest_magnitude(F16 a, F16 b) {
-  float lanes[32];
+KAKEYA_INLINE F16 largest_magnitude(F16 a, F16 b) {
+  return lane_by_lane(a, b, [](float x, float y) {
+    const std::uint32_t first = bits_from_float(x) & 0x7fffffffu, second = bits_from_float(y) & 0x7fffffffu;
+    return float_from_bits(first > second ? first : second);
+  });
+}
+KAKEYA_INLINE float largest_of_magnitudes(F16 a) {
+  float lanes[16];
   store(lanes, a);
-  store(lanes + 16, b);
   std::uint32_t most = 0;
-  for (int i = 0; i < 32; ++i) {
-    const std::uint32_t bits = bits_from_float(lanes[i]) & 0x7fffffffu;
-    most = bits > most ? bits : most;
-  }
+  for (int i = 0; i < 16; ++i) most = bits_from_float(lanes[i]) > most ? bits_from_float(lanes[i]) : most;
   return float_from_bits(most);
 }
 
-// Rounds 32 lanes to the nearest int8 (ties to even), stores them and returns their sum.
+// Rounds to the nearest int8 (ties to even), stores the lanes and returns their sum.
 // Adding 1.5 * 2^23 leaves the rounded number in the low bits.
-KAKEYA_INLINE int store_rounded(std::int8_t* out, F16 a, F16 b) {
-  float lanes[32];
+KAKEYA_INLINE int store_rounded(std::int8_t* out, F16 a) {
+  float lanes[16];
   store(lanes, a + splat(kRoundingShift));
-  store(lanes + 16, b + splat(kRoundingShift));
   int sum = 0;
-  for (int i = 0; i < 32; ++i) {
+  for (int i = 0; i < 16; ++i) {
     out[i] = static_cast<std::int8_t>(bits_from_float(lanes[i]) & 0xffu);
     sum += out[i];
   }
   return sum;
 }
 
-// Integer vectors of the same size. Shifts of Words are logical, of Integers arithmetic.
-typedef std::uint32_t Words __attribute__((vector_size(16)));
-typedef std::int32_t Integers __attribute__((vector_size(16)));
+// Integer vectors of the same size. Shifts of Words are logical, of the others arithmetic.
+typedef std::uint8_t Octets __attribute__((vector_size(16)));
+typedef std::uint16_t Words __attribute__((vector_size(16)));
 typedef std::int16_t Shorts __attribute__((vector_size(16)));
+typedef std::int32_t Integers __attribute__((vector_size(16)));
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first column of a lane is its lowest byte");
 
-// The 16 x 32 weights of one tile, a byte each: a 32-bit lane for each output row, a byte in it for each column.
-struct TileWeights {
-  Words line[8][4];
+// One line of a unit: four columns of each row.
+struct Bytes {
+  Octets v[4];
 };
-template <int kBits>
-KAKEYA_INLINE TileWeights unpack_tile(const std::uint8_t* bytes) {
-  TileWeights w;
-  __builtin_memcpy(&w, bytes, kTileRows * kGroup * kBits / 8);
-  if constexpr (kBits == 4) {
-    for (int c = 0; c < 4; ++c) {
-      for (int v = 0; v < 4; ++v) {
-        w.line[c + 4][v] = w.line[c][v] >> 4 & 0x0f0f0f0fu;
-        w.line[c][v] &= 0x0f0f0f0fu;
-      }
-    }
-  }
-  return w;
+struct UnitLines {
+  Bytes line[kLines];
+};
+template <class Make>
+KAKEYA_INLINE Bytes each_quarter(Make make) {
+  return {{make(0), make(1), make(2), make(3)}};
 }
+KAKEYA_INLINE Bytes load_bytes(const std::uint8_t* p) {
+  Bytes bytes;
+  __builtin_memcpy(&bytes, p, sizeof bytes);
+  return bytes;
+}
+KAKEYA_INLINE Bytes splat_byte(int x) {
+  const Octets all = Octets{} + static_cast<std::uint8_t>(x);
+  return {{all, all, all, all}};
+}
+KAKEYA_INLINE Bytes operator&(Bytes a, Bytes b) {
+  return each_quarter([&](int i) { return a.v[i] & b.v[i]; });
+}
+KAKEYA_INLINE Bytes operator|(Bytes a, Bytes b) {
+  return each_quarter([&](int i) { return a.v[i] | b.v[i]; });
+}
+KAKEYA_INLINE Bytes operator^(Bytes a, Bytes b) {
+  return each_quarter([&](int i) { return a.v[i] ^ b.v[i]; });
+}
+// Within words of 16 bits: what comes over from a neighbouring byte is to be masked off.
+KAKEYA_INLINE Bytes shift_left(Bytes a, int n) {
+  return each_quarter([&](int i) { return reinterpret_cast<Octets>(reinterpret_cast<Words>(a.v[i]) << n); });
+}
+KAKEYA_INLINE Bytes shift_right(Bytes a, int n) {
+  return each_quarter([&](int i) { return reinterpret_cast<Octets>(reinterpret_cast<Words>(a.v[i]) >> n); });
+}
+using Table = const std::uint8_t*;
+KAKEYA_INLINE Table load_table(const std::uint8_t* values) { return values; }
+KAKEYA_INLINE Bytes look_up(Table table, Bytes codes) {
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 16; ++j) codes.v[i][j] = table[codes.v[i][j]];
+  }
+  return codes;
+}
+constexpr bool kWantsSignedBytes = true;
+
+// Sixteen 32-bit integers.
+struct Sums {
+  Integers v[4];
+};
+KAKEYA_INLINE Sums no_sums() { return {}; }
+KAKEYA_INLINE F16 to_floats(Sums a) {
+  F16 floats;
+  for (int i = 0; i < 4; ++i) floats.v[i] = __builtin_convertvector(a.v[i], F16::Vec);
+  return floats;
+}
+template <int kTimes>
+KAKEYA_INLINE Sums subtract_times(Sums a, Sums b) {
+  for (int i = 0; i < 4; ++i) a.v[i] -= b.v[i] * kTimes;
+  return a;
+}
+
+// What two neighbouring groups of each row are scaled by.
+struct Pairs {
+  Sums first, second;
+};
+template <class Read>
+KAKEYA_INLINE Pairs read_pairs(const std::uint8_t* p, Read read) {
+  Pairs pairs;
+  for (int row = 0; row < kTileRows; ++row) {
+    pairs.first.v[row / 4][row % 4] = read(p[2 * row]);
+    pairs.second.v[row / 4][row % 4] = read(p[2 * row + 1]);
+  }
+  return pairs;
+}
+KAKEYA_INLINE Pairs signed_pairs(const std::uint8_t* p) {
+  return read_pairs(p, [](std::uint8_t byte) { return static_cast<std::int8_t>(byte); });
+}
+KAKEYA_INLINE Pairs low_nibble_pairs(const std::uint8_t* p) {
+  return read_pairs(p, [](std::uint8_t byte) { return byte & 0x0f; });
+}
+KAKEYA_INLINE Pairs high_nibble_pairs(const std::uint8_t* p) {
+  return read_pairs(p, [](std::uint8_t byte) { return byte >> 4; });
+}
+// sums + first * x[0] + second * x[1]
+KAKEYA_INLINE Sums add_products(Sums sums, const Pairs& pairs, const std::int16_t* x) {
+  for (int i = 0; i < 4; ++i) sums.v[i] += pairs.first.v[i] * x[0] + pairs.second.v[i] * x[1];
+  return sums;
+}
+
+// What the products of a group are multiplied by.
+using Factors = Sums;
+struct UnitFactors {};
+KAKEYA_INLINE UnitFactors unit_factors() { return {}; }
+KAKEYA_INLINE Factors first_factors(const Pairs& pairs) { return pairs.first; }
+KAKEYA_INLINE Factors second_factors(const Pairs& pairs) { return pairs.second; }
+KAKEYA_INLINE Integers scaled(Integers dot, UnitFactors, int) { return dot; }
+KAKEYA_INLINE Integers scaled(Integers dot, const Factors& factors, int quarter) { return dot * factors.v[quarter]; }
 
 // Two columns in the halves of every 32-bit lane.
 KAKEYA_INLINE Shorts both_halves(std::int8_t low, std::int8_t high) {
-  const std::uint32_t pair = static_cast<std::uint16_t>(low) | static_cast<std::uint32_t>(high) << 16;
-  return reinterpret_cast<Shorts>(Words{pair, pair, pair, pair});
+  return Shorts{low, high, low, high, low, high, low, high};
 }
 KAKEYA_INLINE Integers add_halves(Shorts pairs) {
   const Integers lanes = reinterpret_cast<Integers>(pairs);
   return (lanes << 16 >> 16) + (lanes >> 16);
 }
-// Products fit 16 bits: 255 * 127 one at a time, 15 * 127 sixteen at a time.
-template <int kBits>
-KAKEYA_INLINE F16 dot_tile(const TileWeights& w, const std::int8_t* x) {
-  Integers total[4] = {};
-  Shorts sum[4] = {};
-  for (int c = 0; c < 8; ++c, x += 4) {
-    const Shorts even = both_halves(x[0], x[2]), odd = both_halves(x[1], x[3]);
-    for (int v = 0; v < 4; ++v) {
-      const Shorts first = reinterpret_cast<Shorts>(w.line[c][v] & 0x00ff00ffu) * even;
-      const Shorts second = reinterpret_cast<Shorts>(w.line[c][v] >> 8 & 0x00ff00ffu) * odd;
-      if constexpr (kBits == 4) {
-        sum[v] += first + second;
-      } else {
-        total[v] += add_halves(first) + add_halves(second);
+// dots += factors * (lines [kFirst, kLast) of a unit . the same columns of each row of x)
+// Codes are signed bytes or below 128; one product of two columns at a time fits 16 bits.
+template <bool kWide, int kSummed, int kFirst, int kLast, int kRows, class AnyFactors>
+KAKEYA_INLINE void add_dots(const UnitLines& unit, const RoundedBlock* x, int index, const AnyFactors& factors,
+                            Sums dots[kRows]) {
+  for (int r = 0; r < kRows; ++r) {
+    Integers sums[4] = {};
+    for (int c = kFirst; c < kLast; ++c) {
+      const std::int8_t* four = x[r].values + kGroup * index + 4 * c;
+      const Shorts even = both_halves(four[0], four[2]), odd = both_halves(four[1], four[3]);
+      for (int i = 0; i < 4; ++i) {
+        const Shorts codes = reinterpret_cast<Shorts>(unit.line[c].v[i]);
+        sums[i] += add_halves((codes << 8 >> 8) * even) + add_halves((codes >> 8) * odd);
       }
     }
+    for (int i = 0; i < 4; ++i) dots[r].v[i] += scaled(sums[i], factors, i);
   }
-  F16 dot;
-  for (int v = 0; v < 4; ++v) dot.v[v] = __builtin_convertvector(total[v] + add_halves(sum[v]), F16::Vec);
-  return dot;
 }
 
 // Eight neighbouring columns of sixteen rows.

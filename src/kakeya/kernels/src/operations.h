@@ -2,23 +2,37 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "ops.h"
 
 namespace kakeya {
 
-struct Matrix {
-  const std::uint8_t* tiles;  // packed by pack()
-  int bits;
-  std::int64_t outputs;
-  std::int64_t columns;
-};
-
-std::int64_t packed_bytes(int bits, std::int64_t outputs, std::int64_t columns);
+std::int64_t packed_bytes(Format format, std::int64_t outputs, std::int64_t columns);
 
 // q is [outputs, columns], one weight per byte; scales and minima are float16 [outputs, columns / 32].
-void pack(const Matrix& shape, const std::uint8_t* q, const std::uint16_t* scales, const std::uint16_t* minima,
-          std::uint8_t* tiles);
+void pack_codes(Format format, std::int64_t outputs, std::int64_t columns, const std::uint8_t* q,
+                const std::uint16_t* scales, const std::uint16_t* minima, std::uint8_t* tiles);
+
+// Blocks as a file holds them, one row after another. False when a weight is not a finite number.
+bool pack_blocks(Format format, std::int64_t outputs, std::int64_t columns, const std::uint8_t* blocks,
+                 std::uint8_t* tiles);
+
+// y [count, columns]: the rows `ids` of a matrix of such blocks, in float32.
+void dequantize_rows(Format format, std::int64_t columns, const std::uint8_t* blocks, const std::int64_t* ids,
+                     std::int64_t count, float* y);
+
+// A matrix in parts of different formats, one below the other.
+struct MatrixPart {
+  const std::uint8_t* tiles;  // packed
+  Format format;
+  std::int64_t outputs;
+};
+struct Matrix {
+  std::vector<MatrixPart> parts;
+  std::int64_t columns;
+  std::int64_t outputs() const;
+};
 
 // y [rows, outputs] = residual + x [rows, columns] * matrix^T + bias; bias and residual may be null.
 void linear(const Matrix& matrix, const float* x, std::int64_t x_stride, std::int64_t rows, const float* bias,

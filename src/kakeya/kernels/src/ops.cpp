@@ -6,8 +6,23 @@
 
 #include "ops_tables.h"
 
+#if KAKEYA_ARM64 && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace kakeya {
 namespace {
+
+#if KAKEYA_ARM64
+bool has_dot_product() {
+#if defined(__linux__)
+  return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#else
+  return true;  // every Apple processor of this family
+#endif
+}
+#endif
 
 // Best first.
 std::vector<const Ops*> usable_ops() {
@@ -20,6 +35,9 @@ std::vector<const Ops*> usable_ops() {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
     usable.push_back(&kAvx2Ops);
   }
+#endif
+#if KAKEYA_ARM64
+  if (has_dot_product()) usable.push_back(&kNeonOps);
 #endif
   usable.push_back(&kGenericOps);
   return usable;

@@ -4,34 +4,41 @@
 
 #include <cstdint>
 
+#include "formats.h"
+
 namespace kakeya {
 
-constexpr int kGroup = 32;     // weights and activations share a scale along this many columns
 constexpr int kMaxHeadDim = 1024;
-constexpr int kTileRows = 16;  // output rows of one packed tile, and lanes of one vector
+constexpr int kRowsPerTask = 128;  // of a product: their activations stay in the second-level cache
 
-// One packed tile: 16 float16 scales, 16 float16 minima, then the quantized weights.
-// Byte 4 * row + j of the c-th 64-byte line is the weight of column 4 * c + j;
-// with 4 bits the low nibbles hold lines 0..3 and the high nibbles lines 4..7.
-constexpr int kTileHeaderBytes = 2 * 2 * kTileRows;
-constexpr int tile_bytes(int bits) { return kTileHeaderBytes + kTileRows * kGroup * bits / 8; }
-
-// Activations, quantized row by row: x = values * scales, one scale per group.
-struct QuantizedRows {
-  std::int8_t* values;  // [rows, columns]
-  float* scales;        // [rows, groups]
-  float* sums;          // [rows, groups]: scale times the sum of the group's values
+// 256 columns of one row of activations, rounded to eight bits: x = values * scale. Fields that a format does not
+// read are not filled: formats of 32 columns have a scale for each group, super-blocks one for all.
+struct alignas(64) RoundedBlock {
+  std::int8_t values[kChunk];
+  float scales[kUnits];            // super-blocks: the first
+  float sums[kUnits];              // scale times the sum of 32 values
+  std::int16_t sums_of_32[kUnits];
+  std::int16_t sums_of_16[2 * kUnits];
 };
 
+// Rows of activations: block b of row r is blocks[b * rows + r].
+struct RoundedRows {
+  RoundedBlock* blocks;
+  std::int64_t rows;
+  std::int64_t columns;
+};
+
+// Some outputs of a product: a matrix of one format.
 struct Product {
   const std::uint8_t* tiles;
-  int bits;
-  int groups;
+  Format format;
+  std::int64_t columns;
   std::int64_t outputs;
-  QuantizedRows x;
+  RoundedRows x;
+  std::int64_t y_stride;
   const float* bias;      // [outputs] or null
-  const float* residual;  // [rows, outputs] or null
-  float* y;               // [rows, outputs]
+  const float* residual;  // [rows, y_stride] from its own first output on, or null
+  float* y;               // likewise
 };
 
 enum class Activation { kSilu, kGeluTanh };
@@ -77,7 +84,9 @@ struct KvRow {
 
 struct Ops {
   const char* name;
-  void (*quantize_row)(const float* x, int groups, std::int8_t* values, float* scales, float* sums);
+  // One row in groups of 32, or in super-blocks; its blocks lie `stride` apart.
+  void (*round_groups)(const float* x, int columns, RoundedBlock* blocks, std::int64_t stride);
+  void (*round_super)(const float* x, int columns, RoundedBlock* blocks, std::int64_t stride);
   // Rows [first_row, last_row) times tiles [first_tile, last_tile).
   void (*product)(const Product& call, int first_tile, int last_tile, int first_row, int last_row);
   void (*rms_norm_row)(const float* x, const float* weight, float eps, int columns, float* y);

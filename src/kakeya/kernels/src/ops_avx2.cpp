@@ -19,12 +19,14 @@
 namespace kakeya {
 namespace avx2 {
 #include "lanes_avx2.h"
+#include "unpack_kernel.h"
+#include "rounding_kernel.h"
 #include "product_kernel.h"
 #include "rowwise_kernel.h"
 #include "attention_kernel.h"
 }  // namespace avx2
 
-extern const Ops kAvx2Ops = {"avx2",          avx2::quantize_row, avx2::product, avx2::rms_norm_row,
+extern const Ops kAvx2Ops = {"avx2",          avx2::round_groups, avx2::round_super, avx2::product, avx2::rms_norm_row,
                              avx2::gated_row, avx2::store_kv,     avx2::attend};
 
 }  // namespace kakeya

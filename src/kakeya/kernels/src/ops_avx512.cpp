@@ -17,12 +17,14 @@
 namespace kakeya {
 namespace avx512 {
 #include "lanes_avx512.h"
+#include "unpack_kernel.h"
+#include "rounding_kernel.h"
 #include "product_kernel.h"
 #include "rowwise_kernel.h"
 #include "attention_kernel.h"
 }  // namespace avx512
 
-extern const Ops kAvx512Ops = {"avx512-vnni",        avx512::quantize_row, avx512::product, avx512::rms_norm_row,
+extern const Ops kAvx512Ops = {"avx512-vnni",        avx512::round_groups, avx512::round_super, avx512::product, avx512::rms_norm_row,
                                avx512::gated_row, avx512::store_kv,     avx512::attend};
 
 }  // namespace kakeya

@@ -5,12 +5,14 @@
 namespace kakeya {
 namespace generic {
 #include "lanes_generic.h"
+#include "unpack_kernel.h"
+#include "rounding_kernel.h"
 #include "product_kernel.h"
 #include "rowwise_kernel.h"
 #include "attention_kernel.h"
 }  // namespace generic
 
-extern const Ops kGenericOps = {"generic",          generic::quantize_row, generic::product, generic::rms_norm_row,
+extern const Ops kGenericOps = {"generic",          generic::round_groups, generic::round_super, generic::product, generic::rms_norm_row,
                                 generic::gated_row, generic::store_kv,     generic::attend};
 
 }  // namespace kakeya

@@ -1,0 +1,216 @@
+"""Weights packed for the native kernels, kept on disk: made once for a file, then mapped.
+
+A pack is a safetensors file in the cache directory, named by the digest of the model's files and the layout
+of the kernels. Whoever opens the same model maps the same pages. The digest of a large file takes a second,
+so it is remembered for as long as the file's size, inode and time of change stay what they were.
+"""
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kakeya.errors import CorruptCheckpoint
+from kakeya.kernels import LAYOUT, Kernels, PackedPart
+from kakeya.models import store
+from kakeya.models.blocks import BlockTensor
+
+log = logging.getLogger(__name__)
+
+_PAGE = 4096
+_SOURCE = "source"
+
+
+@dataclass(frozen=True)
+class PackRequest:
+    """A matrix to be packed, by the name it has in the pack."""
+
+    name: str
+    blocks: BlockTensor
+
+
+def packed_parts(
+    kernels: Kernels, sources: Sequence[Path], requests: Sequence[PackRequest]
+) -> dict[str, PackedPart]:
+    """Every requested matrix in the kernels' order, mapped from the pack of the model files `sources`.
+
+    Makes the pack where there is none; where the cache cannot be written, packs into memory and says so.
+    Raises CorruptCheckpoint for weights that are not finite.
+    """
+    sizes = {
+        request.name: kernels.packed_bytes(request.blocks.format.name, *request.blocks.shape)
+        for request in requests
+    }
+    if not sources or not requests:
+        data = _in_memory(kernels, requests, sizes)
+    else:
+        data = _from_disk(kernels, sources, requests, sizes)
+    return {
+        request.name: kernels.part(request.blocks.format.name, request.blocks.shape[0], data[request.name])
+        for request in requests
+    }
+
+
+def _from_disk(
+    kernels: Kernels, sources: Sequence[Path], requests: Sequence[PackRequest], sizes: Mapping[str, int]
+) -> dict[str, Tensor]:
+    folder = store.cache_dir() / "packed"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / f"{_digest(folder, sources)}-{LAYOUT}.safetensors"
+        return _open_pack(target, sizes) or _make_pack(target, sources, kernels, requests, sizes)
+    except OSError as error:
+        log.warning(
+            "packed weights cannot be kept in %s (%s): they are packed into memory at every start",
+            folder,
+            error.strerror or error,
+        )
+        return _in_memory(kernels, requests, sizes)
+
+
+def _in_memory(
+    kernels: Kernels, requests: Sequence[PackRequest], sizes: Mapping[str, int]
+) -> dict[str, Tensor]:
+    data = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
+    _pack(kernels, requests, data)
+    return data
+
+
+def _pack(kernels: Kernels, requests: Iterable[PackRequest], data: Mapping[str, Tensor]) -> None:
+    for request in requests:
+        blocks = request.blocks
+        try:
+            kernels.pack_blocks(blocks.format.name, blocks.raw, blocks.shape[1], data[request.name])
+        except CorruptCheckpoint as error:
+            raise CorruptCheckpoint(f"tensor {blocks.name} holds {error}") from None
+
+
+def _open_pack(path: Path, sizes: Mapping[str, int]) -> dict[str, Tensor] | None:
+    """The parts of a pack, or None where there is none that has exactly these."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+            mapping = _mapped(file.fileno())
+    except (FileNotFoundError, ValueError):
+        return None
+    spans = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+    whole = len(mapping) == 8 + length + max((end for _, end in spans.values()), default=0)
+    if not whole or {name: end - start for name, (start, end) in spans.items()} != dict(sizes):
+        return None
+    return _views(mapping, 8 + length, sizes)
+
+
+def _make_pack(
+    target: Path,
+    sources: Sequence[Path],
+    kernels: Kernels,
+    requests: Sequence[PackRequest],
+    sizes: Mapping[str, int],
+) -> dict[str, Tensor]:
+    """Pack into a new file, and map it. It gets the name `target` once it is safely on the disk."""
+    _sweep(target.parent)
+    header = _header(sources, sizes)
+    handle, made = tempfile.mkstemp(prefix=store.WORKSPACE_PREFIX, dir=target.parent)
+    try:
+        _reserve(handle, len(header) + sum(sizes.values()))
+        os.pwrite(handle, header, 0)
+        with mmap.mmap(handle, 0) as mapping:
+            parts = _views(mapping, len(header), sizes)
+            _pack(kernels, requests, parts)
+            parts.clear()
+        opened = _views(_mapped(handle), len(header), sizes)
+    except BaseException:
+        os.close(handle)
+        with suppress(OSError):
+            Path(made).unlink()
+        raise
+    # Nobody waits for the disk: a process that ends before leaves no pack, and the next one makes it.
+    threading.Thread(target=_keep, args=(handle, Path(made), target), name="kakeya-pack", daemon=True).start()
+    return opened
+
+
+def _reserve(handle: int, size: int) -> None:
+    """Make the file so large. Raises OSError now, where a full disk would kill the process later."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(handle, 0, size)
+    else:
+        os.ftruncate(handle, size)
+
+
+def _keep(handle: int, made: Path, target: Path) -> None:
+    try:
+        os.fsync(handle)
+        made.replace(target)
+    except OSError as error:
+        log.warning("packed weights could not be kept as %s: %s", target, error.strerror or error)
+        with suppress(OSError):
+            made.unlink()
+    finally:
+        os.close(handle)
+
+
+def _mapped(handle: int) -> mmap.mmap:
+    # Private: torch insists on a writable buffer. Nobody writes, so every process shares the pages.
+    return mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)
+
+
+def _views(mapping: mmap.mmap, first: int, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+    return {
+        name: torch.frombuffer(mapping, dtype=torch.uint8, count=sizes[name], offset=start)
+        for name, start in _starts(first, sizes).items()
+    }
+
+
+def _header(sources: Sequence[Path], sizes: Mapping[str, int]) -> bytes:
+    """The length and the JSON of a safetensors file whose data begins on a page."""
+    entries: dict[str, object] = {"__metadata__": {_SOURCE: str(sources[0].resolve())}}
+    for name, start in _starts(0, sizes).items():
+        entries[name] = {"dtype": "U8", "shape": [sizes[name]], "data_offsets": [start, start + sizes[name]]}
+    text = json.dumps(entries).encode()
+    length = -(-(8 + len(text)) // _PAGE) * _PAGE - 8
+    return length.to_bytes(8, "little") + text.ljust(length)
+
+
+def _starts(first: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    starts = {}
+    for name, size in sizes.items():
+        starts[name] = first
+        first += size
+    return starts
+
+
+def _digest(folder: Path, sources: Sequence[Path]) -> str:
+    """The digest of the files' contents, remembered by what tells that a file is still the same."""
+    states = [source.stat() for source in sources]
+    known = json.dumps([(at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for at in states])
+    note = folder / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.digest"
+    with suppress(FileNotFoundError):
+        return note.read_text()
+    digest = hashlib.sha256("".join(store.digest_of(source) for source in sources).encode()).hexdigest()
+    note.write_text(digest)
+    return digest
+
+
+def _sweep(folder: Path) -> None:
+    """Remove packs of another layout, those whose model is no longer where it was, and unfinished ones."""
+    for path in folder.glob("*.safetensors"):
+        with suppress(OSError, ValueError, KeyError), path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            if not path.stem.endswith(f"-{LAYOUT}") or not Path(header["__metadata__"][_SOURCE]).exists():
+                path.unlink()
+    for path in folder.glob(f"{store.WORKSPACE_PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > store.STALE_SECONDS:
+                path.unlink()
