@@ -102,7 +102,7 @@ def choose(models: Sequence[GgufModel], tag: str | None, where: str) -> GgufMode
 
     Raises ModelNotFound, naming `where` one looked and what there is, when it is none, several or incomplete.
     """
-    found = _matching(models, tag)
+    found = matching(models, tag)
     if len(found) > 1:
         names = ", ".join(model.first for model in found)
         raise ModelNotFound(
@@ -121,7 +121,8 @@ def listed(models: Sequence[GgufModel]) -> str:
     return ", ".join(dict.fromkeys(model.quant or model.first for model in models)) or "none"
 
 
-def _matching(models: Sequence[GgufModel], tag: str | None) -> list[GgufModel]:
+def matching(models: Sequence[GgufModel], tag: str | None) -> list[GgufModel]:
+    """The models that `choose` chooses from: one, if all is well."""
     if tag is None and len(models) == 1:
         return list(models)
     for quant in PREFERRED if tag is None else (canonical(tag),):
