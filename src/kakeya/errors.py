@@ -6,7 +6,7 @@
     │   ├── ModelNotFound      no such name, path or hub id
     │   ├── UnsupportedModel   an architecture or feature that is refused by name
     │   ├── CorruptCheckpoint  truncated file, missing tensor, wrong shape
-    │   └── DownloadFailed     the fetch broke; nothing was left in the cache
+    │   └── DownloadFailed     the fetch broke; the models in the cache are as they were
     ├── InvalidArgument        a bad request: token id, sampling value, empty history
     ├── SessionNotFound        unknown, closed, expired or someone else's session
     ├── Conflict               the session is not as the call needs it; nothing was changed
@@ -67,7 +67,7 @@ class CorruptCheckpoint(ModelError):
 
 
 class DownloadFailed(ModelError):
-    """The model could not be fetched; the cache is as it was."""
+    """The model could not be fetched; those in the cache are as they were."""
 
 
 class InvalidArgument(KakeyaError):

@@ -85,14 +85,16 @@ class Runtime:
     ) -> Self:
         """Load a catalogue name, a path or a hub id, fetching it first if need be.
 
-        Without `settings` there are no quotas, and idle sessions are kept.
+        Without `settings` there are no quotas, and idle sessions are kept. Raises ModelError, and ConfigError
+        for a model of the catalogue that does not fit in memory.
         """
-        path = resolve(model)
+        config = config or EngineConfig()
+        path = resolve(model, config=config)
         checkpoint = open_checkpoint(path)
         return cls(
             checkpoint,
             Tokenizer(checkpoint.tokenizer_files()),
-            config or EngineConfig(),
+            config,
             model=model,
             path=str(path),
             settings=settings,

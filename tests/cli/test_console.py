@@ -66,3 +66,13 @@ def test_a_pipe_is_not_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     assert not screen.is_interactive
+
+
+def test_what_an_earlier_fetch_left_says_nothing_of_the_rate() -> None:
+    screen = Screen()
+    screen.err = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with FetchBar(screen) as bar:
+        bar("fetching", 900_000_000, 1_000_000_000)
+        (task,) = bar._bars.tasks
+        assert task.completed == 900_000_000
+        assert not task.speed

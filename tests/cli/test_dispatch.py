@@ -1,5 +1,4 @@
 import io
-import json
 import signal
 import subprocess
 import sys
@@ -160,17 +159,6 @@ def test_pull_into_a_file_in_place_of_the_cache(
     assert outcome.out == ""
     assert outcome.err.startswith(f"kakeya: the cache directory {tmp_path / 'cache'} cannot be written")
     assert outcome.err.count("\n") == 1
-
-
-def test_models_lists_the_catalogue(run: Run, default_model: Path) -> None:
-    assert "smollm2-135m-instruct  yes   98.4 MB" in run("models").out
-    assert len(run("models").out.splitlines()) == 1 + len(json.loads(run("models", "--json").out))
-    (listing,) = [
-        entry for entry in json.loads(run("models", "--json").out) if entry["name"].startswith("smol")
-    ]
-    assert listing["fetched"] is True
-    assert listing["path"] == str(default_model)
-    assert listing["size"] == 98_362_432
 
 
 @pytest.fixture(autouse=True)

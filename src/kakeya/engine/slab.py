@@ -9,10 +9,8 @@ Positions count from 0 and never stop. Tokens are *written* by the runner and *c
 the engine; a rollback forgets what was written but not committed, and cannot fail.
 """
 
-import os
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +20,7 @@ from torch import Tensor
 from kakeya.config import CacheConfig, EngineConfig
 from kakeya.errors import ConfigError, InvalidArgument, InvariantViolation, ResourceExhausted
 from kakeya.models.config import ModelConfig
+from kakeya.models.fitting import available_memory
 from kakeya.models.linear import FLOAT_TYPES
 from kakeya.types import DType
 
@@ -59,15 +58,6 @@ class SlabGeometry:
 def slab_geometry(model: ModelConfig, config: EngineConfig) -> SlabGeometry:
     """The slabs that `model` needs."""
     return SlabGeometry(model.num_layers, model.num_kv_heads, model.head_dim, config.cache, config.dtype)
-
-
-def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Bytes that can be had without swapping: what Linux says, elsewhere the physical memory."""
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def free_memory(device: torch.device) -> int:

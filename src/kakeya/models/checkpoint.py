@@ -9,6 +9,7 @@ from torch import Tensor
 from kakeya.errors import ModelNotFound
 from kakeya.models.blocks import BlockTensor
 from kakeya.models.config import ModelConfig
+from kakeya.models.gguf_names import models_in
 from kakeya.models.safetensors_dir import SafetensorsDirectory
 from kakeya.types import TokenizerFiles
 
@@ -50,6 +51,7 @@ class Checkpoint(Protocol):
 def open_checkpoint(path: Path | str) -> Checkpoint:
     """The checkpoint at `path`: a GGUF file, a directory with one, or a directory with config.json.
 
+    Of a GGUF model that is split into parts any part may be named.
     Raises ModelNotFound, CorruptCheckpoint or UnsupportedModel, saying what was found and what was expected.
     """
     path = Path(path)
@@ -72,12 +74,14 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 def _open_directory(directory: Path) -> Checkpoint:
     if (directory / "config.json").is_file():
         return SafetensorsDirectory(directory)
-    found = sorted(directory.glob("*.gguf"))
+    found = models_in(file.name for file in directory.iterdir())
     if len(found) == 1:
-        return _open_gguf(found[0])
+        return _open_gguf(directory / found[0].first)
     if found:
-        names = ", ".join(file.name for file in found)
-        raise ModelNotFound(f"{directory} holds several models, name one of them: {names}")
+        names = ", ".join(model.first for model in found)
+        raise ModelNotFound(
+            f"{directory} holds several models, name one of them: {names}; or its quant as {directory}:TAG"
+        )
     raise ModelNotFound(f"{directory} holds neither a config.json nor a .gguf file")
 
 

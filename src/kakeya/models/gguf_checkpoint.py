@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from kakeya.errors import CorruptCheckpoint, UnsupportedModel
+from kakeya.errors import CorruptCheckpoint
 from kakeya.models import gguf_blocks
 from kakeya.models.blocks import BlockTensor
 from kakeya.models.config import ModelConfig
@@ -41,15 +41,11 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 class GgufCheckpoint:
-    """Implements checkpoint.Checkpoint for one GGUF file. Raises what GgufFile and config_from_gguf raise."""
+    """Implements checkpoint.Checkpoint for a GGUF model. Raises what GgufFile and config_from_gguf raise."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = GgufFile(path)
-        if self._file.metadata.get("split.count", 1) not in (0, 1):
-            raise UnsupportedModel(
-                f"{path}: GGUF files split into several are not supported; merge them first"
-            )
         self.config: ModelConfig = self._config()
 
     @cached_property
@@ -65,7 +61,7 @@ class GgufCheckpoint:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        return (self.path,)
+        return self._file.files
 
     def release(self) -> None:
         self._file.release()

@@ -1,9 +1,10 @@
-"""The GGUF container: typed metadata, a tensor directory and the mapped bytes behind it."""
+"""The GGUF container, whole or split: typed metadata, a tensor directory and the mapped bytes behind it."""
 
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
 from kakeya.errors import CorruptCheckpoint, ModelNotFound, UnsupportedModel
+from kakeya.models.gguf_names import part_name
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -21,6 +23,8 @@ _STRING, _ARRAY = 8, 9
 # Value type -> struct format; all little-endian.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MAX_DIMENSIONS = 4
+# What a part of a split model says of itself: its place from 0, the number of parts, the tensors of all.
+_SPLIT_NUMBER, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
 @dataclass(frozen=True)
@@ -43,16 +47,53 @@ class GgufTensor:
 
 
 class GgufFile:
-    """An opened GGUF file. Nothing is copied: tensor bytes are views of the mapping, which they keep alive.
+    """An opened GGUF model: one file, or all parts of a split one whichever of them is named.
 
-    Raises ModelNotFound when the file cannot be opened, CorruptCheckpoint when it is truncated or malformed,
-    UnsupportedModel for a version or a tensor type that cannot be read.
+    Nothing is copied: tensor bytes are views of the mapping, which they keep alive. The metadata is the
+    first part's. Raises ModelNotFound when a file cannot be opened, CorruptCheckpoint when one is truncated,
+    malformed or does not belong to the others, UnsupportedModel for a version or a tensor type that cannot
+    be read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._bytes = _map(path)
-        cursor = _Cursor(self._bytes, path)
+        self._parts = _open_parts(path)
+        self.metadata = self._parts[0].metadata
+        self._part_of: dict[str, _Part] = {}
+        for part in self._parts:
+            self._add(part)
+        self.tensors = {name: part.tensors[name] for name, part in self._part_of.items()}
+
+    def raw(self, name: str) -> Tensor:
+        """The tensor's stored bytes, uint8 [rows, row_bytes]. A view of the file: do not write to it."""
+        tensor, data = self.tensors[name], self._part_of[name].data
+        flat = torch.frombuffer(data, dtype=torch.uint8, count=tensor.nbytes, offset=tensor.offset)
+        return flat.view(tensor.rows, tensor.row_bytes)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All parts, in order."""
+        return tuple(part.path for part in self._parts)
+
+    def release(self) -> None:
+        """Give back the pages that were read; whoever looks again reads them again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for part in self._parts:
+                part.data.madvise(mmap.MADV_DONTNEED)
+
+    def _add(self, part: "_Part") -> None:
+        for name in part.tensors:
+            if (other := self._part_of.setdefault(name, part)) is not part:
+                raise CorruptCheckpoint(f"tensor {name} is in {other.path} and again in {part.path}")
+
+
+class _Part:
+    """One file: its metadata, its directory and its mapped bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.data = _map(path)
+        cursor = _Cursor(self.data, path)
         tensor_count, entry_count = _header(cursor)
         self.metadata: dict[str, Any] = {}
         for _ in range(entry_count):
@@ -61,17 +102,6 @@ class GgufFile:
         directory = [_directory_entry(cursor) for _ in range(tensor_count)]
         self.tensors = self._located(directory, cursor.position)
 
-    def raw(self, name: str) -> Tensor:
-        """The tensor's stored bytes, uint8 [rows, row_bytes]. A view of the file: do not write to it."""
-        tensor = self.tensors[name]
-        flat = torch.frombuffer(self._bytes, dtype=torch.uint8, count=tensor.nbytes, offset=tensor.offset)
-        return flat.view(tensor.rows, tensor.row_bytes)
-
-    def release(self) -> None:
-        """Give back the pages that were read; whoever looks again reads them again."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._bytes.madvise(mmap.MADV_DONTNEED)
-
     def _located(self, directory: list[GgufTensor], directory_end: int) -> dict[str, GgufTensor]:
         alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 8 or alignment % 8:
@@ -79,19 +109,54 @@ class GgufFile:
                 f"{self.path}: general.alignment must be a multiple of 8, got {alignment!r}"
             )
         data_start = -(-directory_end // alignment) * alignment
-        tensors = {}
+        tensors: dict[str, GgufTensor] = {}
         for entry in directory:
-            tensor = GgufTensor(
-                entry.name, entry.shape, entry.kind, data_start + entry.offset, entry.row_bytes
-            )
+            tensor = replace(entry, offset=data_start + entry.offset)
             if entry.offset % alignment:
                 raise CorruptCheckpoint(
                     f"{self.path}: tensor {entry.name} is not aligned to {alignment} bytes"
                 )
-            if tensor.offset + tensor.nbytes > len(self._bytes):
+            if tensor.offset + tensor.nbytes > len(self.data):
                 raise _truncated(self.path, f"tensor {entry.name}")
+            if entry.name in tensors:
+                raise CorruptCheckpoint(f"{self.path}: tensor {entry.name} is there twice")
             tensors[entry.name] = tensor
         return tensors
+
+
+def _open_parts(path: Path) -> list[_Part]:
+    """The parts in order; only one for a model that is not split."""
+    named = _Part(path)
+    count = named.metadata.get(_SPLIT_COUNT, 1)
+    if count in (0, 1):
+        return [named]
+    name = part_name(path.name)
+    if name is None:
+        raise CorruptCheckpoint(
+            f"{path} is one of {count} parts; the others cannot be found unless all are named "
+            "like NAME-00001-of-00003.gguf"
+        )
+    if name.count != count:
+        raise CorruptCheckpoint(f"{path} is one of {name.count} parts by its name, but of {count} by itself")
+    paths = [path.with_name(sibling) for sibling in name.siblings]
+    if missing := [each.name for each in paths if not each.is_file()]:
+        raise CorruptCheckpoint(f"{path} is one of {count} parts, and some are missing: {', '.join(missing)}")
+    parts = [named if each == path else _Part(each) for each in paths]
+    _check_parts(parts)
+    return parts
+
+
+def _check_parts(parts: Sequence[_Part]) -> None:
+    """Raises CorruptCheckpoint unless the parts say of themselves that they are these parts."""
+    held = sum(len(part.tensors) for part in parts)
+    for index, part in enumerate(parts):
+        expected = {_SPLIT_NUMBER: index, _SPLIT_COUNT: len(parts), _SPLIT_TENSORS: held}
+        for key, value in expected.items():
+            if (found := part.metadata.get(key)) != value:
+                raise CorruptCheckpoint(
+                    f"{part.path}: as part {index + 1} of {len(parts)} with {held:,} tensors in all "
+                    f"{key} must be {value}, got {found!r}"
+                )
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -1,41 +1,51 @@
-"""Checkpoints by hub id: `org/name`, or `org/name/file.gguf` for one file of a repository.
+"""Checkpoints by hub id: `org/name`, `org/name:QUANT`, or `org/name/file.gguf` for one file of a repository.
 
 Needs the optional package huggingface_hub (`pip install 'kakeya[hub]'`). Of a repository with safetensors
-the weights and the JSON files are fetched; of one without, its only GGUF file.
+the weights and the JSON files are fetched; of one without, the GGUF model of the quant that is named, or of
+the first usual one (`gguf_names.PREFERRED`). A broken download goes on where it broke. The digests that the
+hub knows are checked and kept beside what was fetched, so that `pull` can check it again without the hub.
 """
 
+import logging
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 from kakeya.errors import ConfigError, DownloadFailed, ModelNotFound, UnsupportedModel
-from kakeya.models import store
+from kakeya.models import gguf_names, store
+from kakeya.models.gguf_names import GgufModel
 from kakeya.models.store import Progress
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
 
+_their_log = logging.getLogger("huggingface_hub")
+
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-_HUB_ID = re.compile(rf"({_PART})/({_PART})(?:/(.+\.gguf))?")
+_HUB_ID = re.compile(rf"({_PART})/({_PART})(?:/(.+\.gguf)|:({_PART}))?")
 _SEPARATOR = "--"
 _COMPANIONS = (".json", ".jinja")
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository of the hub, or one GGUF file in it."""
+    """A repository of the hub, or one GGUF model in it, named by its file or by its quant."""
 
     owner: str
     name: str
     file: str | None = None
+    quant: str | None = None
 
     @property
     def hub_id(self) -> str:
         return f"{self.owner}/{self.name}"
+
+    def __str__(self) -> str:
+        return self.hub_id + (f"/{self.file}" if self.file else f":{self.quant}" if self.quant else "")
 
     @property
     def folder(self) -> Path:
@@ -50,52 +60,88 @@ class Repository:
         """Where one GGUF file goes. Beside the others: each was asked for by name."""
         return self.folder / "gguf" / file
 
+    def fetched_models(self) -> list[GgufModel]:
+        """The GGUF models of this repository that are in the cache with all their parts."""
+        root = self.gguf("")
+        files = (path.relative_to(root).as_posix() for path in root.rglob("*.gguf"))
+        return [model for model in gguf_names.models_in(files) if not model.missing]
+
     def fetched_path(self) -> Path | None:
-        """What was fetched before: the named file, the folder of safetensors, or the only GGUF file."""
-        if self.file is not None:
-            return path if (path := self.gguf(self.file)).is_file() else None
-        if self.checkpoint.is_dir():
+        """What was fetched before: the model that is named, or what `org/name` alone would take."""
+        if self.file is None and self.quant is None and self.checkpoint.is_dir():
             return self.checkpoint
-        files = sorted(self.gguf("").rglob("*.gguf"))
-        return files[0] if len(files) == 1 else None
+        models = self.fetched_models()
+        if self.file is not None:
+            found = [model for model in models if self.file in model.files]
+        else:
+            found = gguf_names.matching(models, self.quant)
+        return self.gguf(found[0].first) if len(found) == 1 else None
+
+    def is_whole(self, progress: Progress) -> bool:
+        """Whether what was fetched still has the digests that the hub stated. If not, it is taken apart:
+        damaged files are deleted, the others wait for the next fetch, which need not bring them again."""
+        path = self.fetched_path()
+        assert path is not None, "only what was fetched can be damaged"
+        digests = _stated_digests(path, self.checkpoint if path == self.checkpoint else self.gguf(""))
+        damaged = [file for file, sha256 in digests.items() if not store.still_has(file, sha256, progress)]
+        if damaged:
+            self._take_apart(path, digests, damaged)
+        return not damaged
+
+    def _take_apart(self, path: Path, digests: Mapping[Path, str], damaged: Sequence[Path]) -> None:
+        for file, sha256 in digests.items():
+            if file in damaged:
+                file.unlink()
+            else:
+                store.place(file, store.partial_path(sha256))
+        if path == self.checkpoint:
+            shutil.rmtree(path)
+
+    def fetch(self, progress: Progress) -> Path:
+        """Fetch into the cache and return the path that a reader opens.
+
+        Raises ConfigError without huggingface_hub, ModelNotFound for an unknown repository, file or quant,
+        UnsupportedModel when it holds nothing we read, DownloadFailed when the fetch broke.
+        """
+        with _translated(self):
+            from huggingface_hub import HfApi
+
+            info = HfApi().model_info(self.hub_id, files_metadata=True)
+        chosen = _choose(self, info.siblings or [])
+        return _fetch(self, info.sha, chosen, progress)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Something in the cache that came from the hub, and the name it is called by."""
+
+    name: str
+    path: Path
+    size: int
 
 
 def parse(name: str) -> Repository | None:
     """The repository a name means, or None when it cannot be a hub id."""
     match = _HUB_ID.fullmatch(name)
-    return Repository(match[1], match[2], match[3]) if match else None
+    return Repository(match[1], match[2], match[3], match[4]) if match else None
 
 
-def fetched_checkpoints() -> list[tuple[str, Path]]:
-    """Name and path of everything in the cache that came from the hub."""
+def fetched_checkpoints() -> list[Fetched]:
+    """Everything in the cache that came from the hub."""
     found = []
     for folder in sorted(_hub_dir().glob(f"*{_SEPARATOR}*")):
         repository = Repository(*folder.name.split(_SEPARATOR, 1))
         if repository.checkpoint.is_dir():
-            found.append((repository.hub_id, repository.checkpoint))
-        ggufs = repository.gguf("")
-        files = sorted(ggufs.rglob("*.gguf"))
-        found += [(f"{repository.hub_id}/{path.relative_to(ggufs).as_posix()}", path) for path in files]
+            size = store.bytes_under(repository.checkpoint)
+            found.append(Fetched(repository.hub_id, repository.checkpoint, size))
+        models = repository.fetched_models()
+        quants = [model.quant for model in models]
+        for model in models:
+            unique = model.quant is not None and quants.count(model.quant) == 1
+            name = f"{repository.hub_id}:{model.quant}" if unique else f"{repository.hub_id}/{model.first}"
+            size = sum(store.bytes_under(repository.gguf(file)) for file in model.files)
+            found.append(Fetched(name, repository.gguf(model.first), size))
     return found
-
-
-def fetch(repository: Repository, progress: Progress) -> Path:
-    """Fetch a repository into the cache and return the path that a reader opens.
-
-    Raises ConfigError without huggingface_hub, ModelNotFound for an unknown repository or file,
-    UnsupportedModel when it holds nothing we read, DownloadFailed when the fetch broke.
-    """
-    with _translated(repository):
-        from huggingface_hub import HfApi
-
-        info = HfApi().model_info(repository.hub_id, files_metadata=True)
-    chosen = _choose(repository, info.siblings or [])
-    with store.workspace(needed_bytes=_total_size(chosen)) as workspace:
-        arrived = workspace / "repository"
-        _download(repository, info.sha, chosen, arrived, progress)
-        if len(chosen) == 1 and (file := chosen[0].rfilename).endswith(".gguf"):
-            return store.place(arrived / file, repository.gguf(file))
-        return store.place(arrived, repository.checkpoint)
 
 
 def _hub_dir() -> Path:
@@ -104,74 +150,116 @@ def _hub_dir() -> Path:
 
 def _choose(repository: Repository, files: Sequence["RepoSibling"]) -> list["RepoSibling"]:
     """The files worth fetching, by the rule at the top of this module."""
-    companions = [
-        file for file in files if "/" not in file.rfilename and file.rfilename.endswith(_COMPANIONS)
-    ]
-    weights = [
-        file for file in files if "/" not in file.rfilename and file.rfilename.endswith(".safetensors")
-    ]
-    ggufs = [file for file in files if file.rfilename.endswith(".gguf")]
-    if repository.file is not None:
-        return _named(repository, ggufs)
-    if weights:
-        return weights + companions
-    if len(ggufs) == 1:
-        return ggufs
-    if ggufs:
-        names = ", ".join(file.rfilename for file in ggufs)
-        raise ModelNotFound(
-            f"{repository.hub_id} holds several GGUF files; name one as {repository.hub_id}/FILE: {names}"
-        )
-    raise UnsupportedModel(f"{repository.hub_id} holds neither safetensors nor GGUF files at its top")
+    top = [file for file in files if "/" not in file.rfilename]
+    weights = [file for file in top if file.rfilename.endswith(".safetensors")]
+    if weights and repository.file is None and repository.quant is None:
+        return weights + [file for file in top if file.rfilename.endswith(_COMPANIONS)]
+    models = gguf_names.models_in(file.rfilename for file in files)
+    model = _named(repository, models)
+    by_name = {file.rfilename: file for file in files}
+    return [by_name[name] for name in model.files]
 
 
-def _named(repository: Repository, ggufs: Sequence["RepoSibling"]) -> list["RepoSibling"]:
-    found = [file for file in ggufs if file.rfilename == repository.file]
+def _named(repository: Repository, models: Sequence[GgufModel]) -> GgufModel:
+    if repository.file is None:
+        if not models and repository.quant is None:
+            raise UnsupportedModel(f"{repository.hub_id} holds neither safetensors at its top nor GGUF files")
+        return gguf_names.choose(models, repository.quant, repository.hub_id)
+    found = [model for model in models if repository.file in model.files]
     if not found:
-        names = ", ".join(file.rfilename for file in ggufs) or "none"
+        names = ", ".join(name for model in models for name in model.files) or "none"
         raise ModelNotFound(f"{repository.hub_id} has no file {repository.file}; its GGUF files: {names}")
-    return found
+    return gguf_names.choose(found, None, repository.hub_id)
+
+
+def _fetch(
+    repository: Repository, revision: str | None, chosen: Sequence["RepoSibling"], progress: Progress
+) -> Path:
+    """Gather every file, check it, and only then put them into place."""
+    with store.workspace() as workspace:
+        gathered = {
+            file.rfilename: _gather(repository, revision, file, workspace, progress) for file in chosen
+        }
+        digests = "".join(f"{file.lfs.sha256}  {file.rfilename}\n" for file in chosen if file.lfs is not None)
+        first = chosen[0].rfilename
+        is_gguf = first.endswith(gguf_names.SUFFIX)
+        target = repository.gguf(first) if is_gguf else repository.checkpoint
+        (workspace / "digests").write_text(digests)
+        store.place(workspace / "digests", _digests_of(target))
+        if is_gguf:
+            for name, path in gathered.items():
+                store.place(path, repository.gguf(name))
+            return target
+        arrived = workspace / "checkpoint"
+        for name, path in gathered.items():
+            store.place(path, arrived / name)
+        return store.place(arrived, target)
+
+
+def _gather(
+    repository: Repository, revision: str | None, file: "RepoSibling", workspace: Path, progress: Progress
+) -> Path:
+    """Where the whole file lies. Large ones gather where a broken fetch left them; their digest is right."""
+    name = file.rfilename
+    if file.lfs is None:  # a few kilobytes, of which the hub states no SHA-256
+        path = workspace / "small" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as small:
+            _download(repository, revision, name, small, file.size, progress)
+        return path
+    size, sha256 = file.lfs.size, file.lfs.sha256
+    path = store.partial_path(sha256)
+    with store.partial(sha256, size) as large:
+        try:
+            _download(repository, revision, name, large, size, progress)
+        except DownloadFailed as error:
+            kept = f"{large.tell():,} of {size:,} bytes are here, and the next fetch goes on from there"
+            raise DownloadFailed(f"{error}; {kept}") from error
+        store.settle(large)
+        try:
+            store.check_file(path, size, sha256, progress, name)
+        except DownloadFailed as error:
+            path.unlink()
+            raise DownloadFailed(f"{error}; what arrived was deleted") from error
+    return path
 
 
 def _download(
     repository: Repository,
     revision: str | None,
-    chosen: Sequence["RepoSibling"],
-    folder: Path,
+    name: str,
+    file: BinaryIO,
+    size: int | None,
     progress: Progress,
 ) -> None:
-    """Fetch the chosen files into `folder` and check the digests the hub knows."""
-    step = f"fetching {repository.hub_id}"
-    with _translated(repository), store.growth_reported(folder, step, _total_size(chosen) or None, progress):
-        from huggingface_hub import snapshot_download
+    """Let the library write what a file still lacks, over as many connections as that takes."""
+    step = f"fetching {name}"
+    with _translated(repository), store.growth_reported(Path(file.name), step, size, progress):
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.file_download import http_get
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-        patterns = [_literally(file.rfilename) for file in chosen]
-        snapshot_download(repository.hub_id, revision=revision, local_dir=folder, allow_patterns=patterns)
-    # The library's own notes about what it fetched into this folder: of no use once it is renamed.
-    shutil.rmtree(folder / ".cache", ignore_errors=True)
-    for file in chosen:
-        _check(folder / PurePosixPath(file.rfilename), file, progress)
+        url = hf_hub_url(repository.hub_id, name, revision=revision)
+        http_get(url, file, resume_size=file.tell(), headers=build_hf_headers(), expected_size=size)
 
 
-def _total_size(files: Sequence["RepoSibling"]) -> int:
-    return sum(file.size or 0 for file in files)
+def _digests_of(path: Path) -> Path:
+    """Where the digests of what was fetched to `path` are kept, as sha256sum writes them."""
+    return path.with_name(f"{path.name}.sha256")
 
 
-def _literally(name: str) -> str:
-    """A pattern that matches exactly this name."""
-    return re.sub(r"([*?[])", r"[\1]", name)
-
-
-def _check(path: Path, file: "RepoSibling", progress: Progress) -> None:
-    if not path.is_file():
-        raise DownloadFailed(f"the hub did not send {file.rfilename}")
-    if file.lfs is not None:
-        store.check_file(path, file.lfs.size, file.lfs.sha256, progress)
+def _stated_digests(path: Path, root: Path) -> dict[Path, str]:
+    """The digest of each large file that was fetched to `path`. The record's names are relative to `root`."""
+    record = _digests_of(path)
+    if not record.is_file():  # fetched before records were kept
+        return {}
+    lines = (line.split("  ", 1) for line in record.read_text().splitlines())
+    return {root / name: sha256 for sha256, name in lines}
 
 
 @contextmanager
 def _translated(repository: Repository) -> Iterator[None]:
-    """Turn what huggingface_hub raises into our errors, and keep its own progress bars off the screen."""
+    """Turn what huggingface_hub raises into our errors, and keep its bars and warnings off the screen."""
     try:
         from huggingface_hub import errors
         from huggingface_hub.utils.tqdm import (
@@ -183,8 +271,9 @@ def _translated(repository: Repository) -> Iterator[None]:
         raise ConfigError(
             f"{repository.hub_id} is a hub id, which needs huggingface_hub: pip install 'kakeya[hub]'"
         ) from error
-    quiet_already = are_progress_bars_disabled()
+    quiet_already, verbosity = are_progress_bars_disabled(), _their_log.level
     disable_progress_bars()
+    _their_log.setLevel(logging.ERROR)
     try:
         yield
     except errors.GatedRepoError as error:
@@ -192,13 +281,17 @@ def _translated(repository: Repository) -> Iterator[None]:
             f"{repository.hub_id} is gated: accept its terms on its page, then log in with `hf auth login`"
         ) from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise ModelNotFound(f"the hub has no model {repository.hub_id} (or it is private)") from error
+        raise ModelNotFound(
+            f"the hub has no model {repository.hub_id}, or it is private: then log in with `hf auth login`"
+        ) from error
     except Exception as error:
         # Network errors come from whichever HTTP library the installed version stands on.
         if _is_about_the_disk(error):
             raise
-        raise DownloadFailed(f"{repository.hub_id} could not be fetched from the hub: {error}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DownloadFailed(f"{repository.hub_id} could not be fetched from the hub: {reason}") from error
     finally:
+        _their_log.setLevel(verbosity)
         if not quiet_already:
             enable_progress_bars()
 

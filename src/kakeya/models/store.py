@@ -1,26 +1,32 @@
 """The cache directory: where fetched models live, and how a file gets there whole or not at all.
 
 Everything is first made in a workspace, a temporary folder inside the cache (so on the same disk), checked
-there, and then renamed into place. Whatever goes wrong, the workspace is removed and the cache is as it was.
+there, and then renamed into place. Whatever goes wrong, the workspace is removed and the models are as they
+were. A long download gathers in a partial file that has the name of its digest: there the next fetch goes on.
 """
 
 import errno
+import fcntl
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, BinaryIO, Protocol
 
 from kakeya.errors import DownloadFailed
+
+log = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "KAKEYA_CACHE_DIR"
 WORKSPACE_PREFIX = ".fetch-"
 STALE_SECONDS = 24 * 3600.0
+ABANDONED_SECONDS = 14 * STALE_SECONDS
 POLL_SECONDS = 0.1
 COPY_BYTES = 1 << 20
 
@@ -57,32 +63,73 @@ def workspace(needed_bytes: int = 0) -> Iterator[Path]:
     Raises DownloadFailed when the cache cannot be written or has less than `needed_bytes` free, and turns
     every OSError of the body (a full disk, a folder that vanished) into one too.
     """
-    try:
-        folder = _open_workspace(needed_bytes)
+    with _disk_errors_explained():
+        root = cache_dir()
+        root.mkdir(parents=True, exist_ok=True)
+        _sweep(root.glob(f"{WORKSPACE_PREFIX}*"), STALE_SECONDS)
+        _check_room(root, needed_bytes)
+        folder = Path(tempfile.mkdtemp(prefix=WORKSPACE_PREFIX, dir=root))
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def partial(sha256: str, size: int) -> Iterator[BinaryIO]:
+    """The open end of the file in which these bytes gather; what an earlier fetch left is in it already.
+
+    It stays, whatever happens in the body: who has the whole file checks it and renames it away. Raises
+    DownloadFailed when another process is at it, and for the disk as `workspace` does.
+    """
+    with _disk_errors_explained():
+        path = partial_path(sha256)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path.parent.iterdir(), ABANDONED_SECONDS)
+        with path.open("ab") as file:
+            _lock(file)
+            if file.tell() > size:
+                file.seek(0)
+                file.truncate()
+            _check_room(path.parent, size - file.tell())
+            yield file
+
+
+def partial_path(sha256: str) -> Path:
+    """Where the bytes of that digest gather."""
+    return cache_dir() / "partial" / sha256
+
+
+@contextmanager
+def _disk_errors_explained() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise DownloadFailed(_explain(error)) from error
 
 
-def _open_workspace(needed_bytes: int) -> Path:
-    root = cache_dir()
-    root.mkdir(parents=True, exist_ok=True)
-    _sweep_stale(root)
+def _check_room(root: Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(root).free
     if free < needed_bytes:
         raise OSError(errno.ENOSPC, f"{needed_bytes:,} bytes are needed and {free:,} are free")
-    return Path(tempfile.mkdtemp(prefix=WORKSPACE_PREFIX, dir=root))
 
 
-def _sweep_stale(root: Path) -> None:
-    """Remove workspaces that a killed process left behind. Young ones may belong to a running fetch."""
-    for folder in root.glob(f"{WORKSPACE_PREFIX}*"):
+def _lock(file: IO[bytes]) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise DownloadFailed("another process is fetching the same file; wait for it to end") from error
+
+
+def _sweep(entries: Iterable[Path], seconds: float) -> None:
+    """Remove what has not changed for so long: a killed process left it. Younger ones may be in use."""
+    for entry in entries:
         with suppress(OSError):
-            if time.time() - folder.stat().st_mtime > STALE_SECONDS:
-                shutil.rmtree(folder, ignore_errors=True)
+            if time.time() - entry.stat().st_mtime > seconds:
+                if entry.is_dir():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.unlink()
 
 
 def _explain(error: OSError) -> str:
@@ -105,30 +152,38 @@ def place(finished: Path, target: Path) -> Path:
     return target
 
 
-def check_file(path: Path, size: int, sha256: str, progress: Progress = silent) -> None:
-    """Raise DownloadFailed unless the file has exactly this size and digest."""
-    found = path.stat().st_size
+def check_file(path: Path, size: int, sha256: str, progress: Progress = silent, name: str = "") -> None:
+    """Raise DownloadFailed, naming the file as people know it, unless it has exactly this size and digest."""
+    name, found = name or path.name, path.stat().st_size
     if found != size:
         kind = "truncated" if found < size else "too long"
-        raise DownloadFailed(
-            f"{path.name} arrived {kind}: {found:,} bytes instead of {size:,}; fetch it again"
-        )
-    digest = digest_of(path, progress)
+        raise DownloadFailed(f"{name} arrived {kind}: {found:,} bytes instead of {size:,}; fetch it again")
+    digest = digest_of(path, progress, name)
     if digest != sha256:
         raise DownloadFailed(
-            f"{path.name} has SHA-256 {digest} instead of {sha256}; it is damaged or not the file we know"
+            f"{name} has SHA-256 {digest} instead of {sha256}; it is damaged or not the file we know"
         )
 
 
-def digest_of(path: Path, progress: Progress = silent) -> str:
+def digest_of(path: Path, progress: Progress = silent, name: str = "") -> str:
     """The SHA-256 of a file as hexadecimal text."""
     digest, total, done = hashlib.sha256(), path.stat().st_size, 0
     with path.open("rb") as stream:
         while block := stream.read(COPY_BYTES):
             digest.update(block)
             done += len(block)
-            progress(f"checking {path.name}", done, total)
+            progress(f"checking {name or path.name}", done, total)
     return digest.hexdigest()
+
+
+def still_has(path: Path, sha256: str, progress: Progress = silent) -> bool:
+    """Whether a file that was fetched before still has its digest. If not, the log says so."""
+    digest = digest_of(path, progress)
+    if digest != sha256:
+        log.warning(
+            "%s is damaged: it has SHA-256 %s instead of %s; it is fetched again", path, digest, sha256
+        )
+    return digest == sha256
 
 
 def copy_stream(source: IO[bytes], target: Path, total: int, progress: Progress) -> None:
@@ -139,8 +194,13 @@ def copy_stream(source: IO[bytes], target: Path, total: int, progress: Progress)
             out.write(block)
             done += len(block)
             progress(f"unpacking {target.name}", done, total)
-        out.flush()
-        os.fsync(out.fileno())
+        settle(out)
+
+
+def settle(file: IO[bytes]) -> None:
+    """Have what was written on the disk, so that a renamed file is never an empty one."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 @contextmanager
