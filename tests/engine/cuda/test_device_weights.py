@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from kakeya.config import EngineConfig
 from kakeya.engine.cuda import weights as weights_module
@@ -111,7 +112,7 @@ def test_greedy_tokens_are_the_cpu_engines(mixed: Path, device: torch.device) ->
 @pytest.mark.parametrize("dtype", DType)
 def test_loading_keeps_to_its_bound(tmp_path: Path, device: torch.device, dtype: DType) -> None:
     """Matrices of several slices, in the formats that take the most."""
-    config = gguf_files.transformers.LlamaConfig(
+    config = transformers.LlamaConfig(
         **gguf_files.MIXED.to_dict() | {"hidden_size": 2048, "intermediate_size": 8192, "head_dim": 512}
     )
     checkpoint = open_checkpoint(gguf_files.write_mixed(tmp_path / "large.gguf", config))
