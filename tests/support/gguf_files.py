@@ -1,5 +1,6 @@
 """Tiny GGUF files, written by the `gguf` package in the way its converter lays tensors out."""
 
+import itertools
 from pathlib import Path
 
 import gguf
@@ -65,6 +66,44 @@ def finish(writer: gguf.GGUFWriter, path: Path) -> Path:
     return path
 
 
+MIXED = transformers.LlamaConfig(
+    vocab_size=71,
+    hidden_size=256,
+    intermediate_size=512,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=4096,
+    tie_word_embeddings=True,
+)
+
+
+def write_mixed(path: Path, config: transformers.LlamaConfig = MIXED) -> Path:
+    """A random Llama with a matrix of every block format, and several in each stack of projections.
+
+    The layers' weights are large beside the embedding's, so that it does not say one word for ever.
+    """
+    writer = gguf.GGUFWriter(path, "llama")
+    add_geometry(writer, config)
+    hidden, inner = config.hidden_size, config.intermediate_size
+    key_size = config.head_dim * config.num_key_value_heads
+    kinds = itertools.cycle(BLOCK_KINDS)
+    matrices = {"attn_q": (hidden, hidden), "attn_k": (key_size, hidden), "attn_v": (key_size, hidden)}
+    matrices |= {"attn_output": (hidden, hidden), "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden)}
+    matrices |= {"ffn_down": (hidden, inner)}
+    for layer in range(config.num_hidden_layers):
+        for name in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(hidden, dtype=np.float32))
+        for seed, (name, shape) in enumerate(matrices.items(), len(matrices) * layer):
+            kind = next(kinds)
+            data = random_weights(kind, *shape, deviation=4 / shape[1] ** 0.5, seed=seed)
+            writer.add_tensor(f"blk.{layer}.{name}.weight", data, raw_dtype=kind)
+    table = random_weights(Kind.Q6_K, config.vocab_size, hidden, deviation=0.1, seed=99)
+    writer.add_tensor("token_embd.weight", table, raw_dtype=Kind.Q6_K)
+    writer.add_tensor("output_norm.weight", np.ones(hidden, dtype=np.float32))
+    return finish(writer, path)
+
+
 def write_tensor(path: Path, data: npt.NDArray[np.uint8], kind: Kind, columns: int) -> Path:
     """A Qwen-shaped file whose embedding table is `data` [rows, row_bytes] of `kind`: no row is reordered."""
     writer = gguf.GGUFWriter(path, "qwen2")
@@ -108,6 +147,21 @@ def random_blocks(kind: Kind, rows: int, columns: int, seed: int = 0) -> npt.NDA
     return blocks.reshape(rows, -1)
 
 
+def random_weights(
+    kind: Kind, rows: int, columns: int, deviation: float, seed: int = 0
+) -> npt.NDArray[np.uint8]:
+    """Random blocks whose weights have about that standard deviation."""
+    data = random_blocks(kind, rows, columns, seed)
+    factor = deviation / gguf.dequantize(data, kind).std()
+    blocks = data.reshape(rows, -1, gguf.GGML_QUANT_SIZES[kind][1])
+    for offset in SCALE_OFFSETS[kind]:
+        scales = np.ascontiguousarray(blocks[..., offset : offset + 2]).view(np.float16)
+        blocks[..., offset : offset + 2] = (scales * factor).astype(np.float16).view(np.uint8)
+    if kind == Kind.MXFP4:
+        blocks[..., 0] += np.round(np.log2(factor)).astype(np.int8).view(np.uint8)
+    return data
+
+
 # Where a block has its float16 scale and minimum.
 SCALE_OFFSETS = {
     Kind.Q4_0: [0],
@@ -126,6 +180,10 @@ SCALE_OFFSETS = {
     Kind.IQ2_XXS: [0],
     Kind.TQ2_0: [64],
 }
+
+
+# Those that are kept as they are; the others are expanded by the gguf package.
+BLOCK_KINDS = [kind for kind in SCALE_OFFSETS if kind not in (Kind.IQ2_XXS, Kind.TQ2_0)]
 
 
 def float_bytes(kind: Kind, rows: int, columns: int) -> npt.NDArray[np.uint8]:

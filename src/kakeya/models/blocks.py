@@ -20,7 +20,7 @@ from kakeya.errors import CorruptCheckpoint
 # Rows are expanded a slice at a time: on a CPU so that the temporaries stay in the cache, on a device so that
 # they stay small beside the model.
 _CPU_SLICE_ELEMENTS = 1 << 19
-_DEVICE_SLICE_ELEMENTS = 1 << 24
+DEVICE_SLICE_ELEMENTS = 1 << 22
 
 # The sixteen levels of the formats whose 4-bit integers are places in a table. MXFP4's are doubled.
 _IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -80,9 +80,9 @@ class BlockTensor:
     def nbytes(self) -> int:
         return self.raw.numel()
 
-    def rows(self, start: int, stop: int) -> "BlockTensor":
+    def __getitem__(self, rows: slice) -> "BlockTensor":
         """Neighbouring rows, a view."""
-        return replace(self, raw=self.raw[start:stop])
+        return replace(self, raw=self.raw[rows])
 
     def to(self, device: torch.device) -> "BlockTensor":
         return replace(self, raw=self.raw.to(device))
@@ -92,7 +92,7 @@ class BlockTensor:
         rows, columns = self.shape
         out = torch.empty(rows, columns, dtype=dtype, device=self.raw.device)
         on_cpu = self.raw.device.type == "cpu"
-        step = max(1, (_CPU_SLICE_ELEMENTS if on_cpu else _DEVICE_SLICE_ELEMENTS) // columns)
+        step = max(1, (_CPU_SLICE_ELEMENTS if on_cpu else DEVICE_SLICE_ELEMENTS) // columns)
         for start in range(0, rows, step):
             part = slice(start, start + step)
             blocks = self.raw[part].view(-1, self.format.nbytes)

@@ -15,7 +15,8 @@ from kakeya.models.config import ModelConfig
 from kakeya.models.linear import FLOAT_TYPES
 
 # What libraries, compiled kernels and a graph take beside our own buffers: generous guesses, which the table
-# of memory in `kakeya bench gpu` holds against what a device has really lost.
+# of memory in `kakeya bench gpu` holds against what a device has really lost. Loading comes before them and
+# takes less (weights.LOADING_BYTES), so it needs no line of its own.
 _LIBRARIES = 512 * 2**20
 _PER_GRAPH = 8 * 2**20
 _STEPS_OBSERVED = 2  # one is shown to the proposer while the next is computed

@@ -7,11 +7,15 @@ import torch
 from torch import Tensor
 
 from kakeya.errors import ConfigError
+from kakeya.models.blocks import DEVICE_SLICE_ELEMENTS
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.models.config import ModelConfig
 from kakeya.models.linear import FLOAT_NAMES, FLOAT_TYPES
-from kakeya.models.tensors import ModelTensors, StoredLayer, StoredMatrix, as_float
+from kakeya.models.tensors import ModelTensors, Stored, StoredLayer, StoredMatrix, as_float
 from kakeya.types import DType, WeightFormat
+
+# A slice of rows on its way: the bytes that came, integers and float32 numbers of their size, and the result.
+LOADING_BYTES = 24 * DEVICE_SLICE_ELEMENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +73,16 @@ class DeviceWeights:
 def load_weights(
     checkpoint: Checkpoint, *, dtype: DType, weights: WeightFormat, device: torch.device
 ) -> DeviceWeights:
-    """Read, check and move every tensor; the host holds one matrix at a time beside the file.
+    """Read, check and move every tensor, in the form that the file has it in; the device makes it dense.
 
-    All is held in `dtype`, of which the cache is too; bf16 weights under float32 are rounded first.
+    Beside the weights that takes LOADING_BYTES of the device at most, and nothing of the host where the
+    file's bytes are mapped. All is held in `dtype`, of which the cache is too; bf16 weights under float32 are
+    rounded first.
     Raises ConfigError for a format that is not dense, CorruptCheckpoint for what the file lacks.
     """
-    return _Mover(checkpoint, FLOAT_TYPES[dtype], _rounded(dtype, weights), device).moved()
+    moved = _Mover(checkpoint, FLOAT_TYPES[dtype], _rounded(dtype, weights), device).moved()
+    torch.cuda.empty_cache()  # what the slices took, for the pool; nothing where there is no CUDA
+    return moved
 
 
 def _rounded(dtype: DType, weights: WeightFormat) -> torch.dtype:
@@ -124,12 +132,19 @@ class _Mover:
 
     def _matrix(self, stored: StoredMatrix) -> Matrix:
         weight = torch.empty(stored.shape, dtype=self._held, device=self._device)
-        first = 0
+        filled = 0
         for part in stored.parts:
             rows = part.shape[0]
-            weight[first : first + rows].copy_(as_float(part, self._rounded))
-            first += rows
+            self._fill(weight[filled : filled + rows], part)
+            filled += rows
         return Matrix(weight, None if stored.bias is None else stored.bias.to(self._device, self._held))
+
+    def _fill(self, weight: Tensor, part: Stored) -> None:
+        rows, columns = part.shape
+        step = max(1, DEVICE_SLICE_ELEMENTS // columns)
+        for start in range(0, rows, step):
+            some = slice(start, start + step)
+            weight[some] = as_float(part[some].to(self._device), self._rounded)
 
     def _optional(self, vector: Tensor | None) -> Tensor | None:
         return None if vector is None else self._vector(vector)
