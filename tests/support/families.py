@@ -57,9 +57,11 @@ def plain_attend(config: ModelConfig, length: int) -> Attend:
     distance = torch.arange(length)[:, None] - torch.arange(length)[None, :]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        cos, sin = (table[:, None] for table in rope_tables(config.layer_ropes[layer], range(length)))
+        rope = config.layer_ropes[layer].within(length)
+        cos, sin = (table[:, None] for table in rope_tables(rope, range(length)))
         group = config.num_heads // config.num_kv_heads
         q, k = _rotated(q, cos, sin), _rotated(k, cos, sin).repeat_interleave(group, dim=1)
+        q = q * _temperatures(config, length)[:, None, None]
         scores = torch.einsum("qhd,khd->hqk", q, k) * config.query_scale
         if config.attention_softcap is not None:
             scores = (scores / config.attention_softcap).tanh() * config.attention_softcap
@@ -68,6 +70,13 @@ def plain_attend(config: ModelConfig, length: int) -> Attend:
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.repeat_interleave(group, dim=1)).flatten(1)
 
     return attend
+
+
+def _temperatures(config: ModelConfig, length: int) -> Tensor:
+    if config.query_temperature is None:
+        return torch.ones(length)
+    beta, positions = config.query_temperature.beta, config.query_temperature.positions
+    return 1 + beta * torch.log(1 + torch.floor(torch.arange(length) / positions))
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

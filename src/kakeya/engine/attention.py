@@ -20,7 +20,7 @@ from torch import Tensor
 from kakeya.engine.batch import Segment
 from kakeya.engine.slab import KVSlab, SlabPool
 from kakeya.kernels import Kernels
-from kakeya.models.config import ModelConfig
+from kakeya.models.config import ModelConfig, QueryTemperature
 from kakeya.models.rope import RopeConfig, rope_tables
 from kakeya.types import Numerics
 
@@ -39,6 +39,7 @@ class Rotations:
     """Rotary tables of a batch's rows: at their position, and at the position sinks see them at."""
 
     def __init__(self, segments: Sequence[Segment], capacity: int) -> None:
+        self._capacity = capacity
         self._positions = np.concatenate([np.arange(s.start, s.end, dtype=np.int64) for s in segments])
         self._sink_positions = np.minimum(self._positions, capacity - 1)
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
@@ -46,11 +47,21 @@ class Rotations:
     def tables(self, rope: RopeConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """cos, sin at the row's position and cos, sin for sink columns, each [rows, d / 2] float32."""
         if rope not in self._tables:
-            window = rope_tables(rope, self._positions)
+            bounded = rope.within(self._capacity)
+            window = rope_tables(bounded, self._positions)
             before_wrap = np.array_equal(self._positions, self._sink_positions)
-            sink = window if before_wrap else rope_tables(rope, self._sink_positions)
+            sink = window if before_wrap else rope_tables(bounded, self._sink_positions)
             self._tables[rope] = (*window, *sink)
         return self._tables[rope]
+
+    def warmed(self, q: Tensor, temperature: QueryTemperature | None) -> Tensor:
+        """Queries [rows, heads, d] grown by their temperature at the position that sinks see them at: like every
+        angle, it stays what it was when the cache became full."""
+        if temperature is None or self._capacity <= temperature.positions:
+            return q
+        laps = np.log1p(self._sink_positions // temperature.positions)
+        growth = torch.from_numpy((1 + temperature.beta * laps).astype(np.float32))
+        return q * growth[:, None, None]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -89,7 +100,7 @@ class _NativeStep:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         model = self._model
         out = self._kernels.attend(
-            q,
+            self._rotations.warmed(q, model.query_temperature),
             k,
             v,
             *self._rotations.tables(model.layer_ropes[layer]),
@@ -168,6 +179,7 @@ class _TorchStep:
         cos, sin, sink_cos, sink_sin = self._rotations.tables(self._model.layer_ropes[layer])
         keys = rotate(k, cos, sin).to(self._pool.storage.dtype)
         values = v.to(self._pool.storage.dtype)
+        q = self._rotations.warmed(q, self._model.query_temperature)
         window_queries, sink_queries = rotate(q, cos, sin), rotate(q, sink_cos, sink_sin)
         out = torch.empty(q.shape, dtype=torch.float32)
         for piece in self._pieces:

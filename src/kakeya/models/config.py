@@ -7,6 +7,7 @@ from kakeya.errors import CorruptCheckpoint, UnsupportedModel
 from kakeya.models.rope import RopeConfig
 
 Activation = Literal["silu", "gelu_tanh"]
+QkNorm = Literal["head", "width"]  # each head on its own, or all heads of a row together
 
 
 @dataclass(frozen=True)
@@ -15,20 +16,42 @@ class Family:
 
     name: str
     qkv_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QkNorm | None = None
     gemma: bool = False  # post norms, scaled embeddings, 1 + w norms, tied head, GELU
+    pre_norms: bool = True
+    post_norms: bool = False
+    fused: bool = False  # one tensor for q, k and v, and one for gate and up
+    tied: bool = False  # when the file does not say
+    theta: float = 10_000.0  # when the file does not say
     local_pattern: int | None = None  # every n-th layer is global, the others are local
+    unrotated_pattern: int | None = None  # every n-th layer has no positions
+    gguf_name: str | None = None  # the architecture of its GGUF files; None: its own name
+    gguf_interleaved: bool = False  # rotary pairs are neighbours there, not half a head apart
 
 
 FAMILIES = {
     family.name: family
     for family in (
-        Family("llama"),
-        Family("mistral"),
+        Family("llama", gguf_interleaved=True),
+        Family("mistral", gguf_name="llama", gguf_interleaved=True),
+        Family("ministral3", theta=1e6, gguf_name="mistral3", gguf_interleaved=True),
         Family("qwen2", qkv_bias=True),
-        Family("qwen3", qk_norm=True),
-        Family("gemma2", gemma=True, local_pattern=2),
-        Family("gemma3", gemma=True, qk_norm=True, local_pattern=6),
+        Family("qwen3", qk_norm="head"),
+        Family("phi3", fused=True),
+        Family("smollm3", tied=True, theta=2e6, unrotated_pattern=4, gguf_interleaved=True),
+        Family("olmo2", qk_norm="width", pre_norms=False, post_norms=True),
+        Family(
+            "olmo3",
+            qk_norm="width",
+            pre_norms=False,
+            post_norms=True,
+            theta=5e5,
+            local_pattern=4,
+            gguf_name="olmo2",
+        ),
+        Family("granite", gguf_interleaved=True),
+        Family("gemma2", gemma=True, post_norms=True, tied=True, local_pattern=2),
+        Family("gemma3", gemma=True, qk_norm="head", post_norms=True, tied=True, local_pattern=6),
     )
 }
 
@@ -51,6 +74,15 @@ _SIZES = (
 
 
 @dataclass(frozen=True)
+class QueryTemperature:
+    """Queries grow by 1 + beta * ln(1 + floor(t / positions)), t being the position a query is seen at: below
+    `positions` not at all."""
+
+    beta: float
+    positions: int
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """One decoder network. Complete and consistent once constructed: raises CorruptCheckpoint otherwise."""
 
@@ -68,7 +100,7 @@ class ModelConfig:
     attention_bias: bool  # on q, k and v
     output_bias: bool  # on the attention's output product
     mlp_bias: bool
-    qk_norm: bool
+    qk_norm: QkNorm | None
     post_norms: bool
     tied_head: bool
     embed_scale: float
@@ -80,6 +112,10 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     max_positions: int
+    pre_norms: bool = True
+    fused_projections: bool = False  # one tensor for q, k and v, and one for gate and up
+    logit_scale: float = 1.0  # logits are multiplied by this
+    query_temperature: QueryTemperature | None = None
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -103,7 +139,7 @@ class ModelConfig:
         for window in self.layer_windows:
             if window is not None and window < 1:
                 raise CorruptCheckpoint(f"a local attention window must be at least 1, got {window}")
-        for name in ("norm_eps", "query_scale", "attention_softcap", "logit_softcap"):
+        for name in ("norm_eps", "query_scale", "attention_softcap", "logit_softcap", "logit_scale"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise CorruptCheckpoint(f"{name} must be positive, got {value}")

@@ -21,13 +21,13 @@ Tap = Callable[[int, Tensor], None]
 class Layer:
     """One layer's weights. Norm weights are float32 and have the family's offset added."""
 
-    input_norm: Tensor
+    input_norm: Tensor | None
     qkv: Linear
     query_norm: Tensor | None
     key_norm: Tensor | None
     output: Linear
     post_attention_norm: Tensor | None
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     gate_up: Linear
     down: Linear
     post_mlp_norm: Tensor | None
@@ -66,7 +66,7 @@ class Decoder:
             hidden = self._mlp_block(layer, hidden)
             if tap is not None:
                 tap(index, hidden)
-        return self._ops.rms_norm(hidden, self._final_norm, self.config.norm_eps)
+        return self._normed(hidden, self._final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [n, vocab] for final hidden states [n, hidden]."""
@@ -89,23 +89,23 @@ class Decoder:
         return hidden if scale == 1.0 else hidden.mul_(scale)
 
     def _attention_block(self, index: int, layer: Layer, hidden: Tensor, attend: Attend) -> Tensor:
-        eps = self.config.norm_eps
-        qkv = layer.qkv(self._ops.rms_norm(hidden, layer.input_norm, eps))
-        q, k, v = self._split_heads(qkv)
+        q, k, v = self._split_heads(layer.qkv(self._normed(hidden, layer.input_norm)))
         if layer.query_norm is not None and layer.key_norm is not None:
             q, k = self._head_norm(q, layer.query_norm), self._head_norm(k, layer.key_norm)
         attended = attend(index, q, k, v)
         if layer.post_attention_norm is None:
             return layer.output(attended, hidden)
-        return self._ops.rms_norm(layer.output(attended), layer.post_attention_norm, eps).add_(hidden)
+        return self._normed(layer.output(attended), layer.post_attention_norm).add_(hidden)
 
     def _mlp_block(self, layer: Layer, hidden: Tensor) -> Tensor:
-        eps = self.config.norm_eps
-        gate_up = layer.gate_up(self._ops.rms_norm(hidden, layer.mlp_norm, eps))
+        gate_up = layer.gate_up(self._normed(hidden, layer.mlp_norm))
         gated = self._ops.gated(gate_up, self.config.activation)
         if layer.post_mlp_norm is None:
             return layer.down(gated, hidden)
-        return self._ops.rms_norm(layer.down(gated), layer.post_mlp_norm, eps).add_(hidden)
+        return self._normed(layer.down(gated), layer.post_mlp_norm).add_(hidden)
+
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else self._ops.rms_norm(x, weight, self.config.norm_eps)
 
     def _split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views of the fused result [rows, (heads + 2 kv_heads) * head_dim]."""
@@ -114,5 +114,5 @@ class Decoder:
         return q, k, v
 
     def _head_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Each head of each row normed on its own."""
-        return self._ops.rms_norm(x.reshape(-1, x.shape[-1]), weight, self.config.norm_eps).view(x.shape)
+        """Each head of each row normed on its own, or all heads of a row together: as wide as the weight."""
+        return self._ops.rms_norm(x.reshape(-1, weight.shape[0]), weight, self.config.norm_eps).view(x.shape)

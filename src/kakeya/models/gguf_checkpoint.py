@@ -8,21 +8,23 @@ from torch import Tensor
 
 from kakeya.errors import CorruptCheckpoint, UnsupportedModel
 from kakeya.models import gguf_blocks
-from kakeya.models.config import ModelConfig
+from kakeya.models.config import FAMILIES, ModelConfig
 from kakeya.models.fingerprint import fingerprint
 from kakeya.models.gguf_config import config_from_gguf
 from kakeya.models.gguf_file import GgufFile
+from kakeya.models.gguf_rope import DIVISOR_TENSORS
 from kakeya.models.quantized import QuantizedTensor
+from kakeya.models.row_order import reordered
 from kakeya.types import TokenizerFiles
 
 _EMBEDDING = "token_embd"
-_ROPE_DIVISORS = "rope_freqs.weight"
 _OUTER_NAMES = {"model.embed_tokens": _EMBEDDING, "model.norm": "output_norm", "lm_head": "output"}
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
@@ -30,9 +32,10 @@ _LAYER_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate_up_proj": "ffn_up",
 }
-# Gemma has a norm on both sides of each block, so the same words mean other places.
-_GEMMA_LAYER_NAMES = _LAYER_NAMES | {
+# With norms after each block the same words mean other places.
+_POST_NORM_LAYER_NAMES = _LAYER_NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
@@ -69,46 +72,52 @@ class GgufCheckpoint:
 
         return gguf_tokenizer.tokenizer_files(self._file.metadata)
 
-    def tensor(self, name: str) -> Tensor | QuantizedTensor:
+    def tensor(self, name: str, order: Tensor | None = None) -> Tensor | QuantizedTensor:
         stored = self._stored_name(name)
         if stored not in self._file.tensors:
             raise CorruptCheckpoint(f"{self.path}: tensor {stored} ({name}) is missing")
         raw = self._file.raw(stored)
         entry = self._file.tensors[stored]
         heads = self._interleaved_heads(name)
-        if heads is None:
+        if heads is None and order is None:
             return gguf_blocks.decode(entry, raw)
-        if entry.shape[0] % (2 * heads):
-            raise CorruptCheckpoint(
-                f"{self.path}: {stored} has {entry.shape[0]} rows, which {heads} heads cannot share"
-            )
         # A bias is stored as one row: make its elements rows, so that they can be reordered like a matrix's.
-        by_output = raw.view(entry.shape[0], -1)
-        return gguf_blocks.decode(entry, _half_split(by_output, heads).view(raw.shape))
+        rows = raw.view(entry.shape[0], -1)
+        if heads is not None:
+            if entry.shape[0] % (2 * heads):
+                raise CorruptCheckpoint(
+                    f"{self.path}: {stored} has {entry.shape[0]} rows, which {heads} heads cannot share"
+                )
+            rows = _half_split(rows, heads)
+        if order is not None:
+            rows = reordered(stored, rows, order)
+        return gguf_blocks.decode(entry, rows.view(raw.shape))
 
     def _config(self) -> ModelConfig:
         tensors = self._file.tensors
         if f"{_EMBEDDING}.weight" not in tensors:
             raise CorruptCheckpoint(f"{self.path}: tensor {_EMBEDDING}.weight is missing")
-        divisors = None
-        if _ROPE_DIVISORS in tensors:
-            stored = gguf_blocks.decode(tensors[_ROPE_DIVISORS], self._file.raw(_ROPE_DIVISORS))
-            assert isinstance(stored, Tensor)
-            divisors = stored.float().flatten().tolist()
+        divisors = {name: self._numbers(name) for name in DIVISOR_TENSORS if f"{name}.weight" in tensors}
         vocab_size = tensors[f"{_EMBEDDING}.weight"].shape[0]
         return config_from_gguf(self._file.metadata, vocab_size, tensors.keys(), divisors)
+
+    def _numbers(self, name: str) -> tuple[float, ...]:
+        """A small tensor that is part of the configuration."""
+        stored = gguf_blocks.decode(self._file.tensors[f"{name}.weight"], self._file.raw(f"{name}.weight"))
+        assert isinstance(stored, Tensor)
+        return tuple(stored.float().flatten().tolist())
 
     def _stored_name(self, name: str) -> str:
         stem, _, suffix = name.rpartition(".")
         layer = _LAYER.fullmatch(stem)
         if layer is None:
             return f"{_OUTER_NAMES[stem]}.{suffix}"
-        names = _GEMMA_LAYER_NAMES if self.config.post_norms else _LAYER_NAMES
+        names = _POST_NORM_LAYER_NAMES if self.config.post_norms else _LAYER_NAMES
         return f"blk.{layer[1]}.{names[layer[2]]}.{suffix}"
 
     def _interleaved_heads(self, name: str) -> int | None:
         """How many heads the tensor's rows make up, if they are stored for interleaved rotary pairs."""
-        if self.config.family != "llama":
+        if not FAMILIES[self.config.family].gguf_interleaved:
             return None
         if ".q_proj." in name:
             return self.config.num_heads
