@@ -130,8 +130,8 @@ class Recoded:
         self.path, self.config, self.fingerprint = directory, self._inner.config, self._inner.fingerprint
         self._bits = bits
 
-    def tensor(self, name: str) -> torch.Tensor | QuantizedTensor:
-        tensor = self._inner.tensor(name)
+    def tensor(self, name: str, order: torch.Tensor | None = None) -> torch.Tensor | QuantizedTensor:
+        tensor = self._inner.tensor(name, order)
         assert isinstance(tensor, torch.Tensor)
         bits = next((bits for part, bits in self._bits.items() if part in name), 0)
         return quantize(tensor, bits) if bits and tensor.dim() == 2 else tensor

@@ -24,6 +24,54 @@ SHAPE = {
     "pad_token_id": 0,
 }
 
+# Heads of 16 and four layers: past the wrap of a small cache, where families differ.
+BOUNDED_SHAPE = SHAPE | {"head_dim": 16, "num_hidden_layers": 4}
+_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 4}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5],
+    "long_factor": [4.0, 5.0, 6.0, 7.0, 8.0, 9.0],
+}
+BOUNDED = {
+    "gemma2": transformers.Gemma2Config(**BOUNDED_SHAPE, sliding_window=5, query_pre_attn_scalar=24),
+    "gemma3": transformers.Gemma3TextConfig(**BOUNDED_SHAPE, sliding_window=5, sliding_window_pattern=2),
+    "mistral": transformers.MistralConfig(**BOUNDED_SHAPE, sliding_window=7),
+    "ministral3": transformers.Ministral3Config(
+        **BOUNDED_SHAPE, rope_parameters=_YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.4}
+    ),
+    "qwen2": transformers.Qwen2Config(**SHAPE),
+    "qwen3": transformers.Qwen3Config(**BOUNDED_SHAPE),
+    "phi3-short": transformers.Phi3Config(
+        **SHAPE | {"num_attention_heads": 2},
+        original_max_position_embeddings=64,
+        rope_parameters=_LONGROPE,
+    ),
+    "phi3-long": transformers.Phi3Config(
+        **SHAPE | {"num_attention_heads": 2},
+        original_max_position_embeddings=8,
+        rope_parameters=_LONGROPE,
+    ),
+    "smollm3": transformers.SmolLM3Config(**BOUNDED_SHAPE, no_rope_layer_interval=2),
+    "olmo2": transformers.Olmo2Config(**SHAPE | {"num_attention_heads": 2, "num_key_value_heads": 1}),
+    "olmo3": transformers.Olmo3Config(
+        **SHAPE | {"num_attention_heads": 2, "num_hidden_layers": 4},
+        sliding_window=5,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": _YARN,
+        },
+    ),
+    "granite": transformers.GraniteConfig(
+        **SHAPE | {"num_attention_heads": 2},
+        embedding_multiplier=3.0,
+        attention_multiplier=0.2,
+        residual_multiplier=0.5,
+        logits_scaling=0.5,
+    ),
+}
+
 
 def save_random(
     config: transformers.PreTrainedConfig, directory: Path, **how: object

@@ -78,20 +78,23 @@ class GgufCheckpoint:
             raise CorruptCheckpoint(f"{self.path}: tensor {stored} ({name}) is missing")
         raw = self._file.raw(stored)
         entry = self._file.tensors[stored]
+        if len(entry.shape) > 1:
+            return gguf_blocks.decode(entry, self._in_order(name, raw, order))
+        vector = gguf_blocks.decode(entry, raw)
+        assert isinstance(vector, Tensor)
+        return self._in_order(name, vector, order)
+
+    def _in_order(self, name: str, rows: Tensor, order: Tensor | None) -> Tensor:
+        """First as other files have them, then as was asked for."""
         heads = self._interleaved_heads(name)
-        if heads is None and order is None:
-            return gguf_blocks.decode(entry, raw)
-        # A bias is stored as one row: make its elements rows, so that they can be reordered like a matrix's.
-        rows = raw.view(entry.shape[0], -1)
         if heads is not None:
-            if entry.shape[0] % (2 * heads):
+            if rows.shape[0] % (2 * heads):
                 raise CorruptCheckpoint(
-                    f"{self.path}: {stored} has {entry.shape[0]} rows, which {heads} heads cannot share"
+                    f"{self.path}: {self._stored_name(name)} has {rows.shape[0]} rows, "
+                    f"which {heads} heads cannot share"
                 )
             rows = _half_split(rows, heads)
-        if order is not None:
-            rows = reordered(stored, rows, order)
-        return gguf_blocks.decode(entry, rows.view(raw.shape))
+        return rows if order is None else reordered(name, rows, order)
 
     def _config(self) -> ModelConfig:
         tensors = self._file.tensors

@@ -30,13 +30,13 @@ class Matrix:
 class DeviceLayer:
     """One layer's weights. Norm weights are float32."""
 
-    input_norm: Tensor
+    input_norm: Tensor | None
     qkv: Matrix
     query_norm: Tensor | None
     key_norm: Tensor | None
     output: Matrix
     post_attention_norm: Tensor | None
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     gate_up: Matrix
     down: Matrix
     post_mlp_norm: Tensor | None
@@ -46,7 +46,8 @@ class DeviceLayer:
         """Neither biases nor norms after a block: what the product of a single row can fuse."""
         matrices = (self.qkv, self.output, self.gate_up, self.down)
         has_bias = any(matrix.bias is not None for matrix in matrices)
-        return not has_bias and self.post_attention_norm is None and self.post_mlp_norm is None
+        has_post_norms = self.post_attention_norm is not None or self.post_mlp_norm is not None
+        return not has_bias and not has_post_norms
 
 
 @dataclass(frozen=True)
@@ -110,13 +111,13 @@ class _Mover:
 
     def _layer(self, stored: StoredLayer) -> DeviceLayer:
         return DeviceLayer(
-            input_norm=self._vector(stored.input_norm),
+            input_norm=self._optional(stored.input_norm),
             qkv=self._matrix(stored.qkv),
             query_norm=self._optional(stored.query_norm),
             key_norm=self._optional(stored.key_norm),
             output=self._matrix(stored.output),
             post_attention_norm=self._optional(stored.post_attention_norm),
-            mlp_norm=self._vector(stored.mlp_norm),
+            mlp_norm=self._optional(stored.mlp_norm),
             gate_up=self._matrix(stored.gate_up),
             down=self._matrix(stored.down),
             post_mlp_norm=self._optional(stored.post_mlp_norm),
