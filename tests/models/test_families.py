@@ -48,7 +48,6 @@ def longrope(original: int, half: int, **more: object) -> dict[str, object]:
     }
 
 
-
 CASES: dict[str, transformers.PreTrainedConfig] = {
     "llama": transformers.LlamaConfig(**SHAPE),
     "llama tied, wide heads": transformers.LlamaConfig(**SHAPE, tie_word_embeddings=True, head_dim=16),
@@ -169,7 +168,8 @@ def test_logits_agree_with_transformers(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["llama rope llama3", "llama rope yarn", "gemma3 scaled", "olmo3", "phi3 partial", "qwen2 some local"]
+    "case",
+    ["llama rope llama3", "llama rope yarn", "gemma3 scaled", "olmo3", "phi3 partial", "qwen2 some local"],
 )
 def test_older_spelling_of_the_same_config(case: str, tmp_path: Path) -> None:
     """rope_theta, rope_scaling and rope_local_base_freq, from before there were `rope_parameters`."""

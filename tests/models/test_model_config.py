@@ -123,7 +123,11 @@ def test_layers_without_positions() -> None:
 
 def test_longrope_fields() -> None:
     stated = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2] * 8}
-    scaling = parse(model_type="phi3", rope_scaling=stated, original_max_position_embeddings=64).layer_ropes[0].scaling
+    scaling = (
+        parse(model_type="phi3", rope_scaling=stated, original_max_position_embeddings=64)
+        .layer_ropes[0]
+        .scaling
+    )
     growth = (1 + math.log(8) / math.log(64)) ** 0.5
     assert scaling == LongRopeScaling((1.0,) * 8, (2.0,) * 8, 64, pytest.approx(growth))
     unstretched = parse(rope_scaling=stated | {"type": "longrope"}).layer_ropes[0].scaling
@@ -209,7 +213,10 @@ def test_refused_by_name(changes: dict[str, Any], message: str) -> None:
         ({"rope_scaling": [1]}, "rope_scaling must be an object"),
         ({"rope_scaling": {"type": 3}}, "type must be a text"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "short_factor is missing"),
-        ({"rope_scaling": {"rope_type": "longrope", "short_factor": 1}}, "short_factor must be a list of numbers"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": 1}},
+            "short_factor must be a list of numbers",
+        ),
         (
             {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0]}},
             "rope divisors must be 8 positive numbers",

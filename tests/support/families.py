@@ -39,7 +39,8 @@ BOUNDED = {
     "gemma3": transformers.Gemma3TextConfig(**BOUNDED_SHAPE, sliding_window=5, sliding_window_pattern=2),
     "mistral": transformers.MistralConfig(**BOUNDED_SHAPE, sliding_window=7),
     "ministral3": transformers.Ministral3Config(
-        **BOUNDED_SHAPE, rope_parameters=_YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.4}
+        **BOUNDED_SHAPE,
+        rope_parameters=_YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.4},
     ),
     "qwen2": transformers.Qwen2Config(**SHAPE),
     "qwen3": transformers.Qwen3Config(**BOUNDED_SHAPE),

@@ -44,8 +44,8 @@ def pair_attention(
 ) -> Tensor:
     """q [T, heads, d], k and v [T, kv_heads, d], unrotated -> [T, heads * d].
 
-    A layer with a local span sees only pairs whose distance is below it. `frequencies` [d / 2]: where theta does
-    not say them. `growth` [d / 2]: of a rotated pair of query and key each.
+    A layer with a local span sees only pairs whose distance is below it. `frequencies` [d / 2]: where theta
+    does not say them. `growth` [d / 2]: of a rotated pair of query and key each.
     """
     length, heads, dim = q.shape
     group = heads // k.shape[1]

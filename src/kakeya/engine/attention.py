@@ -55,8 +55,8 @@ class Rotations:
         return self._tables[rope]
 
     def warmed(self, q: Tensor, temperature: QueryTemperature | None) -> Tensor:
-        """Queries [rows, heads, d] grown by their temperature at the position that sinks see them at: like every
-        angle, it stays what it was when the cache became full."""
+        """Queries [rows, heads, d] grown by their temperature at the position that sinks see them at: like
+        every angle, it stays what it was when the cache became full."""
         if temperature is None or self._capacity <= temperature.positions:
             return q
         laps = np.log1p(self._sink_positions // temperature.positions)

@@ -75,9 +75,7 @@ def _layers_that_turn(fields: Fields, family: Family, layers: int) -> list[bool]
         return [bool(turns) for turns in stated[:layers]]  # 1 means rotary, in spite of the name
     interval = fields.integer("no_rope_layer_interval", family.unrotated_pattern)
     if interval < 1:
-        raise CorruptCheckpoint(
-            f"config.json: no_rope_layer_interval must be at least 1, got {interval}"
-        )
+        raise CorruptCheckpoint(f"config.json: no_rope_layer_interval must be at least 1, got {interval}")
     return [(layer + 1) % interval != 0 for layer in range(layers)]
 
 
@@ -133,9 +131,7 @@ def _scaling(fields: Fields, parameters: Fields, family: Family) -> RopeScaling 
             return _longrope(fields, parameters, original)
         case "yarn":
             return _yarn(parameters, original)
-    raise UnsupportedModel(
-        f"config.json: RoPE scaling {kind!r} is not supported; supported: {_SUPPORTED}"
-    )
+    raise UnsupportedModel(f"config.json: RoPE scaling {kind!r} is not supported; supported: {_SUPPORTED}")
 
 
 def _original_positions(fields: Fields, parameters: Fields) -> int:

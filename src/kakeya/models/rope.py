@@ -1,7 +1,7 @@
 """Rotary position angles: the plain ones and the scaled variants that can be bounded.
 
-Pairs follow the half-split convention: dimension i turns with dimension i + head_dim / 2. A head that is rotated
-in part, or not at all, has pairs of frequency 0: they never turn.
+Pairs follow the half-split convention: dimension i turns with dimension i + head_dim / 2. A head that is
+rotated in part, or not at all, has pairs of frequency 0: they never turn.
 """
 
 import math
@@ -139,8 +139,8 @@ class RopeConfig:
         return replace(self, scaling=DivisorScaling(divisors, self.scaling.attention_factor))
 
     def paired_order(self) -> list[int] | None:
-        """The order of a head's dimensions that puts the pairs (i, i + rotary_dim / 2) of a head rotated in part
-        where the pairs of a whole head lie; None where they lie there already."""
+        """The order of a head's dimensions that puts the pairs (i, i + rotary_dim / 2) of a head rotated in
+        part where the pairs of a whole head lie; None where they lie there already."""
         if self.rotary_dim in (0, self.head_dim):
             return None
         half, rest = self.rotary_dim // 2, (self.head_dim - self.rotary_dim) // 2

@@ -1,8 +1,8 @@
 """The order of projection rows in which the rotary pairs of heads lie where attention turns them.
 
-Attention turns dimension i with i + head_dim / 2. A head that is rotated in part is stored with its pairs closer
-together, so its rows are put in another order when they are read. Scores are sums over a head's dimensions: they
-do not notice, as long as queries and keys are reordered alike.
+Attention turns dimension i with i + head_dim / 2. A head that is rotated in part is stored with its pairs
+closer together, so its rows are put in another order when they are read. Scores are sums over a head's
+dimensions: they do not notice, as long as queries and keys are reordered alike.
 """
 
 import torch

@@ -146,11 +146,12 @@ class FusedDecoder:
         self._kernels.add_norm(hidden, None, None, self._weights.final_norm, eps, space.normed[:1])
 
     def _finish_queries_and_keys(self, layer: DeviceLayer, count: int) -> None:
-        """What attention does not do itself: norms over all heads of a row, and the temperature of queries."""
+        """What attention does not do itself: norms over all heads of a row, the temperature of queries."""
         model, qkv = self._model, self._space.qkv[:count]
         queries, keys, _ = qkv.split_with_sizes([model.query_size, model.kv_size, model.kv_size], 1)
         if model.qk_norm == "width":
-            assert layer.query_norm is not None and layer.key_norm is not None
+            assert layer.query_norm is not None
+            assert layer.key_norm is not None
             self._kernels.norm_rows(queries, layer.query_norm, model.norm_eps)
             self._kernels.norm_rows(keys, layer.key_norm, model.norm_eps)
         if self._temperature is not None:
