@@ -9,15 +9,21 @@ import transformers
 from torch import Tensor
 
 from kakeya.config import EngineConfig
+from kakeya.engine.state import read_state, write_state
 from kakeya.models.config import ModelConfig
 from kakeya.models.decoder import Decoder
 from kakeya.models.rope import inverse_frequencies
 from kakeya.types import KernelChoice, Numerics
 from support import families, tiny
 from support.oracle import pair_attention
+from support.proposers import FunctionProposer
+from support.turns import say
 
 CONFIGS = families.BOUNDED | {
-    "gemma2-wide": transformers.Gemma2Config(**families.BOUNDED_SHAPE, sliding_window=11)
+    "gemma4": transformers.Gemma4TextConfig(
+        **families.GEMMA4, num_global_key_value_heads=1, attention_k_eq_v=True
+    ),
+    "gemma2-wide": transformers.Gemma2Config(**families.BOUNDED_SHAPE, sliding_window=11),
 }
 
 
@@ -78,3 +84,28 @@ def test_every_family_stays_exact_past_the_wrap(
         engine.shutdown()
     assert (computed - expected).abs().max() < 1e-3
     assert torch.equal(computed.argmax(-1), expected.argmax(-1))
+
+
+def test_a_session_of_mixed_heads_survives_files_forks_and_rejected_drafts(tmp_path: Path) -> None:
+    """Slots are copied one by one there, and lie elsewhere in layers with heads of another size."""
+    directory = tmp_path / "gemma4"
+    families.save_random(CONFIGS["gemma4"], directory)
+    config = tiny.engine_config()
+    decoder = tiny.load(directory, config)
+    wrong = FunctionProposer(lambda tokens: [(tokens[-1] + 1) % families.VOCAB] * 3)
+    engine, drafting = tiny.make_engine(decoder, config), tiny.make_engine(decoder, config, wrong)
+    try:
+        said = []
+        for each in (engine, drafting):
+            sequence = each.open("someone", [])
+            said.append(say(each, sequence, [5, 9, 22, 13, 7] * 5, 6))
+            write_state(tmp_path / "state", each.export_state(sequence))
+            geometry = each.read(sequence, lambda s: s.slab.geometry)
+            restored = each.import_state(read_state(tmp_path / "state", "tiny", geometry), "someone")
+            fork = each.fork(sequence)
+            said += [say(each, one, [4, 6], 6) for one in (sequence, restored, fork)]
+    finally:
+        engine.shutdown()
+        drafting.shutdown()
+    assert said[1] == said[2] == said[3]
+    assert said[:4] == said[4:]

@@ -12,7 +12,7 @@ from kakeya.models.checkpoint import open_checkpoint
 from kakeya.models.decoder import Decoder
 from kakeya.models.loader import load_decoder
 from kakeya.types import DType, Numerics, WeightFormat
-from support.families import SHAPE, VOCAB, decoder_logits, expected_logits, save_random
+from support.families import GEMMA4, SHAPE, VOCAB, decoder_logits, expected_logits, save_random
 
 # Longer than every local window and every original context below.
 TOKENS = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -136,6 +136,19 @@ CASES: dict[str, transformers.PreTrainedConfig] = {
         sliding_window=6,
         layer_types=[LOCAL, GLOBAL, LOCAL],
         rope_parameters={LOCAL: {"rope_type": "default", "rope_theta": 50.0}, GLOBAL: LINEAR},
+    ),
+    # Of global layers: one key head of 32 beside four of 16, and values that are keys.
+    "gemma4": transformers.Gemma4TextConfig(
+        **GEMMA4, num_global_key_value_heads=1, attention_k_eq_v=True, final_logit_softcapping=5.0
+    ),
+    "gemma4 own values": transformers.Gemma4TextConfig(**GEMMA4 | {"num_key_value_heads": 2}),
+    "gemma4 nested": transformers.Gemma4Config(
+        text_config=transformers.Gemma4TextConfig(**GEMMA4 | {"num_key_value_heads": 1}).to_dict(),
+        vision_config=None,
+        audio_config=None,
+        image_token_id=8,  # none of these is among the tokens below
+        video_token_id=9,
+        audio_token_id=11,
     ),
     "gemma3 nested": transformers.Gemma3Config(
         text_config=transformers.Gemma3TextConfig(

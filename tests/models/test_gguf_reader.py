@@ -21,7 +21,7 @@ from kakeya.models.quantized import QuantizedTensor
 from kakeya.models.rope import DivisorScaling, LinearScaling, YarnScaling
 from kakeya.types import DType, Numerics, WeightFormat
 from support import gguf_files
-from support.families import SHAPE, VOCAB, decoder_logits, expected_logits, save_random
+from support.families import GEMMA4, SHAPE, VOCAB, decoder_logits, expected_logits, save_random
 
 TOKENS = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 LLAMA = transformers.LlamaConfig(**SHAPE)
@@ -45,6 +45,25 @@ MODELS = {
         {"attention__sliding_window": 6, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},
     ),
     "gemma3": (transformers.Gemma3TextConfig(**GEMMA_SHAPE), {"attention__sliding_window": 6}),
+    "gemma4": (
+        transformers.Gemma4TextConfig(
+            **GEMMA4, num_global_key_value_heads=1, attention_k_eq_v=True, final_logit_softcapping=5.0
+        ),
+        {
+            "attention__key_length": 32,
+            "attention__value_length": 32,
+            "attention__key_length_swa": 16,
+            "attention__value_length_swa": 16,
+            "attention__head_count_kv": [4, 1, 4, 1],
+            "attention__sliding_window": 5,
+            "attention__sliding_window_pattern": [True, False, True, False],
+            "attention__shared_kv_layers": 0,
+            "embedding_length_per_layer_input": 0,
+            "rope__dimension_count": 32,
+            "rope__dimension_count_swa": 16,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
     "mistral": (transformers.MistralConfig(**SHAPE, head_dim=16, sliding_window=None), {}),
     "ministral3": (
         transformers.Ministral3Config(
@@ -121,7 +140,11 @@ def config_with(llama: transformers.PreTrainedModel, path: Path, **metadata: obj
 def test_logits_agree_with_transformers(case: str, tmp_path: Path) -> None:
     config, metadata = MODELS[case]
     model = save_random(config, tmp_path)
-    path = gguf_files.write_model(tmp_path / "model.gguf", model, **metadata)
+    # Gemma 4's global layers turn a quarter of their pairs; so its files say the others are divided away.
+    still = {"rope_freqs.weight": np.array([1.0] * 4 + [1e30] * 12, dtype=np.float32)}
+    path = gguf_files.write_model(
+        tmp_path / "model.gguf", model, still if case == "gemma4" else None, **metadata
+    )
     found = logits_of(open_checkpoint(path))
     assert (found - expected_logits(model, TOKENS)).abs().max() <= 1e-4
 
@@ -289,6 +312,54 @@ def test_refused_features(
 ) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         config_with(llama, tmp_path, **metadata)
+
+
+@pytest.mark.parametrize(
+    "metadata, error, message",
+    [
+        ({"embedding_length_per_layer_input": 256}, UnsupportedModel, "an embedding for each layer"),
+        ({"attention__shared_kv_layers": 20}, UnsupportedModel, "last 20 layers attend to the keys"),
+        ({"attention__head_count_kv": [2, 2]}, CorruptCheckpoint, "head_count_kv must be 3 positive numbers"),
+        ({"attention__head_count_kv": [2, 0, 2]}, CorruptCheckpoint, "must be 3 positive numbers"),
+        ({"attention__sliding_window_pattern": [True]}, CorruptCheckpoint, "must be 3 times true or false"),
+        ({"attention__sliding_window_pattern": 0}, CorruptCheckpoint, "pattern must be at least 1"),
+        ({"expert_count": 128}, UnsupportedModel, "mixture of experts"),
+    ],
+)
+def test_what_not_every_gemma4_has(
+    metadata: dict[str, object], error: type[ModelError], message: str, tmp_path: Path
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "gemma4")
+    gguf_files.add_geometry(writer, transformers.Qwen3Config(**SHAPE, head_dim=8), stated=metadata)
+    gguf_files.add_metadata(writer, metadata)
+    writer.add_tensor("token_embd.weight", np.zeros((5, 32), dtype=np.float32))
+    path = gguf_files.finish(writer, tmp_path / "x.gguf")
+    with pytest.raises(error, match=message):
+        open_checkpoint(path)
+
+
+def test_granites_numbers_must_be_positive(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "granite")
+    gguf_files.add_geometry(writer, LLAMA)
+    gguf_files.add_metadata(writer, {"residual_scale": 0.0})
+    writer.add_tensor("token_embd.weight", np.zeros((5, 32), dtype=np.float32))
+    path = gguf_files.finish(writer, tmp_path / "x.gguf")
+    with pytest.raises(CorruptCheckpoint, match="residual_scale must be positive"):
+        open_checkpoint(path)
+
+
+def test_rows_that_cannot_be_reordered(tmp_path: Path) -> None:
+    """A head rotated in part, and a tensor that is too short for its heads."""
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "phi3")
+    gguf_files.add_geometry(writer, LLAMA)
+    gguf_files.add_metadata(writer, {"rope__dimension_count": 6})
+    for name, rows in (("token_embd", 5), ("blk.0.attn_qkv", 24)):
+        writer.add_tensor(f"{name}.weight", np.zeros((rows, 32), dtype=np.float32))
+    writer.add_tensor("blk.0.attn_norm.weight", np.zeros(32, dtype=np.float32))
+    writer.add_tensor("blk.0.ffn_norm.weight", np.zeros(32, dtype=np.float32))
+    path = gguf_files.finish(writer, tmp_path / "x.gguf")
+    with pytest.raises(CorruptCheckpoint, match="has 24 rows, the configuration needs 64"):
+        logits_of(open_checkpoint(path))
 
 
 @pytest.mark.parametrize("architecture", ["mamba", "mistral", "granitehybrid", "phimoe"])

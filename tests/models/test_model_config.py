@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from kakeya.errors import CorruptCheckpoint, UnsupportedModel
-from kakeya.models.config import ModelConfig, QueryTemperature
+from kakeya.models.config import LayerHeads, ModelConfig, QueryTemperature
+from kakeya.models.fingerprint import fingerprint
 from kakeya.models.hf_config import config_from_hf
-from kakeya.models.rope import LinearScaling, LongRopeScaling, RopeConfig, YarnScaling
+from kakeya.models.rope import DivisorScaling, LinearScaling, LongRopeScaling, RopeConfig, YarnScaling
 
 BASE: dict[str, Any] = {
     "model_type": "llama",
@@ -22,6 +23,14 @@ BASE: dict[str, Any] = {
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10_000.0,
+}
+
+
+GEMMA4: dict[str, Any] = {
+    "model_type": "gemma4_text",
+    "head_dim": 16,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
 
 
@@ -156,6 +165,37 @@ def test_temperature_of_queries() -> None:
     assert warm.layer_windows == (None,) * 4
 
 
+def test_heads_of_gemma4s_layers() -> None:
+    stated = {"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+    config = parse(**GEMMA4 | stated)
+    local, everywhere = LayerHeads(2, 16), LayerHeads(1, 32, values_are_keys=True)
+    assert config.layer_heads == (local, everywhere) * 2
+    assert (config.num_kv_heads, config.head_dim, config.query_scale) == (2, 16, 1.0)
+    assert [rope.head_dim for rope in config.layer_ropes] == [16, 32, 16, 32]
+    assert config.layer_ropes[1].scaling == DivisorScaling((1.0,) * 4 + (math.inf,) * 12)
+    assert config.layer_windows == (512, None, 512, None)
+    # A slab holds the larger of both; the smaller ones lie in it twice.
+    own_values = parse(**GEMMA4 | {"num_key_value_heads": 1, "global_head_dim": 32})
+    assert (own_values.num_kv_heads, own_values.kv_copies(own_values.heads_of(0))) == (2, 2)
+    with pytest.raises(CorruptCheckpoint, match="layer_heads must have 4 entries"):
+        replace(config, layer_heads=(local,))
+
+
+def test_later_fields_leave_earlier_fingerprints_as_they_were() -> None:
+    """Sessions are saved under them."""
+    assert fingerprint(parse(), ()) == "891dc106c71e026a6d609d8ec3557f00d9942c0e4caf296e0c42091f086f0e5b"
+    qwen3 = fingerprint(parse(model_type="qwen3"), ())
+    assert qwen3 == "0cafc6fe4353b882339a68221747723a9f30d24e0e86b1f051f9b9eddb5b26a9"
+    plain = parse(model_type="phi3")
+    assert fingerprint(plain, ()) != fingerprint(replace(plain, family="llama"), ())
+    divided = [
+        replace(plain, layer_ropes=(RopeConfig(1e4, 16, DivisorScaling((2.0,) * 8, factor)),) * 4)
+        for factor in (1.0, 1.5)
+    ]
+    assert fingerprint(divided[0], ()) != fingerprint(divided[1], ())
+    assert fingerprint(parse(partial_rotary_factor=0.5), ()) != fingerprint(parse(), ())
+
+
 def test_end_tokens_of_all_files_are_united() -> None:
     config = config_from_hf(BASE | {"eos_token_id": 5, "bos_token_id": 3}, {"eos_token_id": [7, 5]})
     assert config.eos_token_ids == (7, 5)
@@ -174,6 +214,11 @@ def test_end_tokens_of_all_files_are_united() -> None:
         ({"num_local_experts": 8}, "num_local_experts = 8"),
         ({"model_type": "granitemoehybrid"}, "architecture 'granitemoehybrid'"),
         ({"model_type": "gemma3n"}, "architecture 'gemma3n'"),
+        ({"model_type": "gemma4_text"}, "an embedding for each layer .256 numbers a token. is not supported"),
+        (GEMMA4 | {"num_kv_shared_layers": 2}, "last 2 layers attend to the keys of earlier ones"),
+        (GEMMA4 | {"enable_moe_block": True}, "mixtures of experts are not supported"),
+        (GEMMA4 | {"global_head_dim": 24}, "2 key heads of 16 do not fit a slab of 3 of 16"),
+        (GEMMA4 | {"global_head_dim": 20}, "heads of 16 do not fill a slab of 40 numbers a token"),
         ({"model_type": "mistral3", "text_config": {"model_type": "mistral4"}}, "architecture 'mistral4'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config = 'gptq'"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),

@@ -34,6 +34,15 @@ _LONGROPE = {
     "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5],
     "long_factor": [4.0, 5.0, 6.0, 7.0, 8.0, 9.0],
 }
+GEMMA4 = SHAPE | {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 5,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 BOUNDED = {
     "gemma2": transformers.Gemma2Config(**BOUNDED_SHAPE, sliding_window=5, query_pre_attn_scalar=24),
     "gemma3": transformers.Gemma3TextConfig(**BOUNDED_SHAPE, sliding_window=5, sliding_window_pattern=2),
@@ -83,6 +92,9 @@ def save_random(
     kind = transformers.AutoModelForImageTextToText if nested else transformers.AutoModelForCausalLM
     model = kind.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.add_(torch.rand_like(buffer) - 0.5)
         for name, parameter in model.named_parameters():
             spread = 0.3 if "norm" in name or parameter.dim() == 1 else 1.5 / parameter.shape[-1] ** 0.5
             parameter.add_(torch.randn_like(parameter) * spread)
@@ -108,7 +120,7 @@ def plain_attend(config: ModelConfig, length: int) -> Attend:
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rope = config.layer_ropes[layer].within(length)
         cos, sin = (table[:, None] for table in rope_tables(rope, range(length)))
-        group = config.num_heads // config.num_kv_heads
+        group = config.num_heads // k.shape[1]
         q, k = _rotated(q, cos, sin), _rotated(k, cos, sin).repeat_interleave(group, dim=1)
         q = q * _temperatures(config, length)[:, None, None]
         scores = torch.einsum("qhd,khd->hqk", q, k) * config.query_scale

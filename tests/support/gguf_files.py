@@ -34,12 +34,14 @@ def write_model(
     config = model.config
     architecture = ARCHITECTURE_OF.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
-    add_geometry(writer, config)
+    add_geometry(writer, config, stated=metadata)
     add_metadata(writer, metadata)
     names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], config.num_hidden_layers)
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
+        if name.endswith("layer_scalar"):
+            name += ".weight"
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         writer.add_tensor(stored, _laid_out(name, parameter.numpy(), architecture, config))
     for stored, array in (tensors or {}).items():
@@ -47,14 +49,19 @@ def write_model(
     return finish(writer, path)
 
 
-def add_geometry(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig) -> None:
-    head_dim = getattr(config, "head_dim", None)
+def add_geometry(
+    writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig, stated: Mapping[str, object] | None = None
+) -> None:
+    """What `stated` has metadata of its own for is left out."""
+    stated = stated or {}
+    head_dim = None if "attention__key_length" in stated else getattr(config, "head_dim", None)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if "attention__head_count_kv" not in stated:
+        writer.add_head_count_kv(config.num_key_value_heads)
     if head_dim is not None:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)

@@ -99,12 +99,13 @@ class _NativeStep:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         model = self._model
+        k, v = filling_slab(model, layer, k, v)
         out = self._kernels.attend(
             self._rotations.warmed(q, model.query_temperature),
             k,
             v,
             *self._rotations.tables(model.layer_ropes[layer]),
-            self._pool.storage,
+            self._pool.of_layer(layer),
             layer,
             self._segments,
             self._sinks,
@@ -176,6 +177,7 @@ class _TorchStep:
         return _Piece(slab, slice(first_row, first_row + count), torch.from_numpy(slots), columns, visible)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = filling_slab(self._model, layer, k, v)
         cos, sin, sink_cos, sink_sin = self._rotations.tables(self._model.layer_ropes[layer])
         keys = rotate(k, cos, sin).to(self._pool.storage.dtype)
         values = v.to(self._pool.storage.dtype)
@@ -183,7 +185,7 @@ class _TorchStep:
         window_queries, sink_queries = rotate(q, cos, sin), rotate(q, sink_cos, sink_sin)
         out = torch.empty(q.shape, dtype=torch.float32)
         for piece in self._pieces:
-            storage = piece.slab.storage[layer]
+            storage = piece.slab.layer(layer)
             storage[0][:, piece.slots] = keys[piece.rows].transpose(0, 1)
             storage[1][:, piece.slots] = values[piece.rows].transpose(0, 1)
             out[piece.rows] = self._attend_piece(
@@ -193,7 +195,7 @@ class _TorchStep:
         return out.flatten(1)
 
     def _attend_piece(self, piece: _Piece, layer: int, window_q: Tensor, sink_q: Tensor) -> Tensor:
-        storage = piece.slab.storage[layer][:, :, : piece.columns].float()
+        storage = piece.slab.layer(layer)[:, :, : piece.columns].float()
         visible = piece.visible[self._model.layer_windows[layer]]
         rows = window_q.shape[0]
         if self._fixed_shape and rows < self._piece_rows:
@@ -203,31 +205,38 @@ class _TorchStep:
             )
             visible = torch.cat([visible, visible[-1:].expand(padding, -1)])
         sink = min(piece.slab.sink, piece.columns)
+        heads, (_, kv_heads, _, dim) = self._model.num_heads, storage.shape
         scores = torch.cat(
             [
-                self._grouped(sink_q) @ storage[0][:, :sink].transpose(1, 2),
-                self._grouped(window_q) @ storage[0][:, sink:].transpose(1, 2),
+                _grouped(sink_q, kv_heads) @ storage[0][:, :sink].transpose(1, 2),
+                _grouped(window_q, kv_heads) @ storage[0][:, sink:].transpose(1, 2),
             ],
             dim=-1,
         )
-        weights = self._weights(scores, visible)
-        heads, kv_heads, dim = self._model.num_heads, self._model.num_kv_heads, self._model.head_dim
+        weights = self._weights(scores, visible, heads // kv_heads)
         mixed = (weights @ storage[1]).view(kv_heads, heads // kv_heads, -1, dim)
         return mixed.permute(2, 0, 1, 3).reshape(-1, heads, dim)[:rows]
 
-    def _grouped(self, q: Tensor) -> Tensor:
-        """[rows, heads, d] -> [kv_heads, group * rows, d]: the queries that share a kv head together."""
-        rows, heads, dim = q.shape
-        kv_heads = self._model.num_kv_heads
-        return q.view(rows, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
-
-    def _weights(self, scores: Tensor, visible: Tensor) -> Tensor:
+    def _weights(self, scores: Tensor, visible: Tensor, group: int) -> Tensor:
         scores = scores * self._model.query_scale
         softcap = self._model.attention_softcap
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        group = self._model.num_heads // self._model.num_kv_heads
         return scores.masked_fill(~visible.repeat(group, 1), float("-inf")).softmax(dim=-1)
+
+
+def filling_slab(model: ModelConfig, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """As many copies of each key head as fill the layer's place: queries of a group then share fewer."""
+    copies = model.kv_copies(model.heads_of(layer))
+    if copies == 1:
+        return k, v
+    return k.repeat_interleave(copies, 1), v.repeat_interleave(copies, 1)
+
+
+def _grouped(q: Tensor, kv_heads: int) -> Tensor:
+    """[rows, heads, d] -> [kv_heads, group * rows, d]: the queries that share a kv head together."""
+    rows, heads, dim = q.shape
+    return q.view(rows, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
 
 
 def visibility(

@@ -1,5 +1,6 @@
 """What a decoder looks like, whatever file it came from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +18,8 @@ class Family:
     name: str
     qkv_bias: bool = False
     qk_norm: QkNorm | None = None
-    gemma: bool = False  # post norms, scaled embeddings, 1 + w norms, tied head, GELU
+    gemma: bool = False  # scaled embeddings, GELU
+    norm_offset: float = 0.0  # added to norm weights; GGUF files have it in them already
     pre_norms: bool = True
     post_norms: bool = False
     fused: bool = False  # one tensor for q, k and v, and one for gate and up
@@ -50,8 +52,17 @@ FAMILIES = {
             gguf_name="olmo2",
         ),
         Family("granite", gguf_interleaved=True),
-        Family("gemma2", gemma=True, post_norms=True, tied=True, local_pattern=2),
-        Family("gemma3", gemma=True, qk_norm="head", post_norms=True, tied=True, local_pattern=6),
+        Family("gemma2", gemma=True, norm_offset=1.0, post_norms=True, tied=True, local_pattern=2),
+        Family(
+            "gemma3",
+            gemma=True,
+            norm_offset=1.0,
+            qk_norm="head",
+            post_norms=True,
+            tied=True,
+            local_pattern=6,
+        ),
+        Family("gemma4", gemma=True, qk_norm="head", post_norms=True, tied=True, local_pattern=6),
     )
 }
 
@@ -59,6 +70,37 @@ FAMILIES = {
 def unsupported_architecture(name: str) -> UnsupportedModel:
     known = ", ".join(FAMILIES)
     return UnsupportedModel(f"architecture {name!r} is not supported; supported families: {known}")
+
+
+@dataclass(frozen=True)
+class LayerHeads:
+    """The key heads of one layer; its queries have as many heads as those of every layer."""
+
+    kv_heads: int
+    head_dim: int
+    values_are_keys: bool = False  # before either is normed
+
+
+def refuse_gemma4_small(source: str, per_layer_size: int, shared_layers: int) -> None:
+    """E2B and E4B: raises UnsupportedModel with what they have and we do not."""
+    if per_layer_size:
+        raise UnsupportedModel(
+            f"{source}: Gemma 4 with an embedding for each layer ({per_layer_size} numbers a token) is not "
+            "supported: that table is larger than the rest of the model and would have to stay in the file"
+        )
+    if shared_layers:
+        raise UnsupportedModel(
+            f"{source}: Gemma 4 whose last {shared_layers} layers attend to the keys of earlier ones "
+            "is not supported: each layer of a slab holds its own"
+        )
+
+
+def slab_heads(layer_heads: Sequence[LayerHeads], kv_heads: int, head_dim: int) -> int:
+    """How many key heads of `head_dim` make up the place of a layer in a slab: of the largest layer."""
+    largest = max((each.kv_heads * each.head_dim for each in layer_heads), default=kv_heads * head_dim)
+    if largest % max(head_dim, 1):
+        raise UnsupportedModel(f"heads of {head_dim} do not fill a slab of {largest} numbers a token")
+    return largest // max(head_dim, 1)
 
 
 _SIZES = (
@@ -116,12 +158,17 @@ class ModelConfig:
     fused_projections: bool = False  # one tensor for q, k and v, and one for gate and up
     logit_scale: float = 1.0  # logits are multiplied by this
     query_temperature: QueryTemperature | None = None
+    # Where layers differ, num_kv_heads and head_dim are those of a slab, and each layer has as many key heads
+    # as fill it: a whole number of copies of its own.
+    layer_heads: tuple[LayerHeads, ...] = ()
+    value_norm: bool = False  # each head of a value is normed, without a weight
+    layer_scalars: bool = False  # a layer's output is multiplied by a number of its own
 
     def __post_init__(self) -> None:
         for name in _SIZES:
             if getattr(self, name) < 1:
                 raise CorruptCheckpoint(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.num_heads % self.num_kv_heads:
+        if self.num_heads % self.num_kv_heads and not self.layer_heads:
             raise CorruptCheckpoint(
                 f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}"
             )
@@ -133,7 +180,19 @@ class ModelConfig:
                 raise CorruptCheckpoint(
                     f"{name} must have one entry for each of {self.num_layers} layers, got {count}"
                 )
+        self._check_layer_heads()
         self._check_ranges()
+
+    def _check_layer_heads(self) -> None:
+        if self.layer_heads and len(self.layer_heads) != self.num_layers:
+            raise CorruptCheckpoint(f"layer_heads must have {self.num_layers} entries")
+        for heads in self.layer_heads:
+            copied = heads.kv_heads * self.kv_copies(heads)
+            if copied * heads.head_dim != self.kv_size or self.num_heads % copied:
+                raise UnsupportedModel(
+                    f"{heads.kv_heads} key heads of {heads.head_dim} do not fit a slab of "
+                    f"{self.num_kv_heads} of {self.head_dim} with {self.num_heads} query heads"
+                )
 
     def _check_ranges(self) -> None:
         for window in self.layer_windows:
@@ -146,6 +205,15 @@ class ModelConfig:
         for token in (*self.eos_token_ids, *([self.bos_token_id] if self.bos_token_id is not None else [])):
             if not 0 <= token < self.vocab_size:
                 raise CorruptCheckpoint(f"token id {token} is outside the vocabulary of {self.vocab_size}")
+
+    def heads_of(self, layer: int) -> LayerHeads:
+        if self.layer_heads:
+            return self.layer_heads[layer]
+        return LayerHeads(self.num_kv_heads, self.head_dim)
+
+    def kv_copies(self, heads: LayerHeads) -> int:
+        """How often such key heads lie in a slab."""
+        return max(1, self.kv_size // (heads.kv_heads * heads.head_dim))
 
     @property
     def query_size(self) -> int:

@@ -3,15 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kakeya.models.config import ModelConfig
+from kakeya.models.config import LayerHeads, ModelConfig
 from kakeya.models.linear import Linear
 from kakeya.models.row_ops import RowOps, softcap
 
-# attend(layer, q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]) -> [rows, heads * head_dim].
-# q and k are not rotated yet; all three may be views with a row stride.
+# attend(layer, q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]) -> [rows, heads * head_dim],
+# with the heads of that layer. q and k are not rotated yet; all three may be views with a row stride.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 # tap(layer, hidden): shown each layer's output, float32 [rows, hidden].
 Tap = Callable[[int, Tensor], None]
@@ -31,6 +32,7 @@ class Layer:
     gate_up: Linear
     down: Linear
     post_mlp_norm: Tensor | None
+    scalar: Tensor | None = None  # float32 [1], of the layer's output
 
 
 class Decoder:
@@ -56,7 +58,8 @@ class Decoder:
         self._layers = tuple(layers)
         self._final_norm = final_norm
         self._head = head
-        self._head_counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        self._heads = [config.heads_of(layer) for layer in range(config.num_layers)]
+        self._ones = {heads.head_dim: torch.ones(heads.head_dim) for heads in self._heads}
 
     def forward(self, token_ids: Tensor, attend: Attend, tap: Tap | None = None) -> Tensor:
         """The hidden state of each row after the final norm, float32 [rows, hidden]."""
@@ -64,6 +67,8 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             hidden = self._attention_block(index, layer, hidden, attend)
             hidden = self._mlp_block(layer, hidden)
+            if layer.scalar is not None:
+                hidden.mul_(layer.scalar)
             if tap is not None:
                 tap(index, hidden)
         return self._normed(hidden, self._final_norm)
@@ -89,7 +94,9 @@ class Decoder:
         return hidden if scale == 1.0 else hidden.mul_(scale)
 
     def _attention_block(self, index: int, layer: Layer, hidden: Tensor, attend: Attend) -> Tensor:
-        q, k, v = self._split_heads(layer.qkv(self._normed(hidden, layer.input_norm)))
+        q, k, v = self._split_heads(self._heads[index], layer.qkv(self._normed(hidden, layer.input_norm)))
+        if self.config.value_norm:
+            v = self._head_norm(v, self._ones[v.shape[-1]])
         if layer.query_norm is not None and layer.key_norm is not None:
             q, k = self._head_norm(q, layer.query_norm), self._head_norm(k, layer.key_norm)
         attended = attend(index, q, k, v)
@@ -107,10 +114,14 @@ class Decoder:
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else self._ops.rms_norm(x, weight, self.config.norm_eps)
 
-    def _split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _split_heads(self, heads: LayerHeads, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views of the fused result [rows, (heads + 2 kv_heads) * head_dim]."""
-        by_head = qkv.view(qkv.shape[0], sum(self._head_counts), self.config.head_dim)
-        q, k, v = by_head.split_with_sizes(self._head_counts, 1)  # half the time of three slices
+        by_head = qkv.view(qkv.shape[0], -1, heads.head_dim)
+        if heads.values_are_keys:
+            q, k = by_head.split_with_sizes((self.config.num_heads, heads.kv_heads), 1)
+            return q, k, k
+        counts = (self.config.num_heads, heads.kv_heads, heads.kv_heads)
+        q, k, v = by_head.split_with_sizes(counts, 1)  # half the time of three slices
         return q, k, v
 
     def _head_norm(self, x: Tensor, weight: Tensor) -> Tensor:

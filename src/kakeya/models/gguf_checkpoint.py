@@ -39,6 +39,7 @@ _POST_NORM_LAYER_NAMES = _LAYER_NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+    "layer_scalar": "layer_output_scale",
 }
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
@@ -111,6 +112,8 @@ class GgufCheckpoint:
         return tuple(stored.float().flatten().tolist())
 
     def _stored_name(self, name: str) -> str:
+        if name.endswith(".layer_scalar"):  # the one parameter that is no weight of something
+            name = name.replace("layer_scalar", "layer_scalar.weight")
         stem, _, suffix = name.rpartition(".")
         layer = _LAYER.fullmatch(stem)
         if layer is None:

@@ -7,8 +7,11 @@ from kakeya.errors import CorruptCheckpoint, UnsupportedModel
 from kakeya.models.config import (
     FAMILIES,
     Family,
+    LayerHeads,
     ModelConfig,
     QueryTemperature,
+    refuse_gemma4_small,
+    slab_heads,
     unsupported_architecture,
 )
 from kakeya.models.fields import Fields
@@ -38,10 +41,12 @@ def config_from_gguf(
     family = _family(architecture, fields)
     _refuse_features(fields)
     hidden, heads = fields.integer("embedding_length"), _uniform(fields, "attention.head_count")
-    head_dim = fields.integer("attention.key_length", hidden // max(heads, 1))
-    _refuse_other_values(fields, head_dim)
+    head_dim = _head_dim(fields, family, hidden // max(heads, 1))
     layers = fields.layer_count("block_count")
     is_local = _local_layers(fields, family, layers)
+    layer_heads = _layer_heads(fields, family, is_local, tensor_names)
+    global_dim = fields.integer("attention.key_length", head_dim)
+    kv_heads = _kv_heads(fields, heads, layer_heads)
     window = fields.integer("attention.sliding_window", 0) or None
     # Folded into the embeddings and the norms: hf_config says why that is the same.
     residual_scale = _granite_scale(fields, family, "residual_scale")
@@ -52,7 +57,7 @@ def config_from_gguf(
         intermediate_size=_uniform(fields, "feed_forward_length"),
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=_uniform(fields, "attention.head_count_kv", heads),
+        num_kv_heads=slab_heads(layer_heads, kv_heads, head_dim),
         head_dim=head_dim,
         norm_eps=fields.number("attention.layer_norm_rms_epsilon") / residual_scale**2,
         norm_offset=0.0,  # the converter has added Gemma's 1 already
@@ -68,7 +73,7 @@ def config_from_gguf(
         attention_softcap=_softcap(fields, family, "attn_logit_softcapping", 50.0),
         logit_softcap=_softcap(fields, family, "final_logit_softcapping", 30.0),
         layer_windows=tuple(window if local else None for local in is_local),
-        layer_ropes=layer_ropes(fields, family, is_local, head_dim, divisors),
+        layer_ropes=layer_ropes(fields, family, is_local, global_dim, divisors),
         bos_token_id=Fields(metadata, SOURCE).maybe_integer("tokenizer.ggml.bos_token_id"),
         eos_token_ids=_eos_token_ids(metadata),
         max_positions=fields.integer("context_length"),
@@ -76,6 +81,9 @@ def config_from_gguf(
         fused_projections=family.fused,
         logit_scale=1 / _granite_scale(fields, family, "logit_scale"),
         query_temperature=_query_temperature(fields, family),
+        layer_heads=layer_heads,
+        value_norm=family.name == "gemma4",
+        layer_scalars="blk.0.layer_output_scale.weight" in tensor_names,
     )
 
 
@@ -110,6 +118,40 @@ def _refuse_other_values(fields: Fields, head_dim: int) -> None:
         )
 
 
+def _head_dim(fields: Fields, family: Family, hidden_per_head: int) -> int:
+    """Gemma 4's files state that of global layers, and that of local ones apart."""
+    head_dim = fields.integer("attention.key_length", hidden_per_head)
+    _refuse_other_values(fields, head_dim)
+    return fields.integer("attention.key_length_swa", head_dim) if family.name == "gemma4" else head_dim
+
+
+def _kv_heads(fields: Fields, heads: int, layer_heads: tuple[LayerHeads, ...]) -> int:
+    return layer_heads[0].kv_heads if layer_heads else _uniform(fields, "attention.head_count_kv", heads)
+
+
+def _layer_heads(
+    fields: Fields, family: Family, is_local: tuple[bool, ...], tensor_names: Collection[str]
+) -> tuple[LayerHeads, ...]:
+    """Of each layer, where global layers have others than local ones."""
+    if family.name != "gemma4":
+        return ()
+    refuse_gemma4_small(
+        SOURCE,
+        fields.integer("embedding_length_per_layer_input", 0),
+        fields.integer("attention.shared_kv_layers", 0),
+    )
+    head_dim = fields.integer("attention.key_length")
+    local_dim = fields.integer("attention.key_length_swa", head_dim)
+    stated = fields.raw("attention.head_count_kv")
+    counts = stated if isinstance(stated, list) else [stated] * len(is_local)
+    if len(counts) != len(is_local) or not all(isinstance(count, int) and count > 0 for count in counts):
+        raise CorruptCheckpoint(f"{SOURCE}: attention.head_count_kv must be {len(is_local)} positive numbers")
+    return tuple(
+        LayerHeads(count, local_dim if local else head_dim, f"blk.{layer}.attn_v.weight" not in tensor_names)
+        for layer, (count, local) in enumerate(zip(counts, is_local, strict=True))
+    )
+
+
 def _uniform(fields: Fields, name: str, default: int | None = None) -> int:
     """A number that GGUF may also store as one per layer; they must all be the same."""
     value = fields.raw(name)
@@ -121,6 +163,8 @@ def _uniform(fields: Fields, name: str, default: int | None = None) -> int:
 
 
 def _query_scale(fields: Fields, family: Family, layers: int, hidden_per_head: int, head_dim: int) -> float:
+    if family.name == "gemma4":
+        return 1.0
     stated = fields.maybe_number("attention.scale")
     if stated:
         return stated

@@ -56,6 +56,11 @@ def _local_rope(fields: Fields, family: Family, rope: RopeConfig) -> RopeConfig:
     """Of layers with their own window: only the global ones are scaled, if any."""
     if family.name == "gemma3":
         return RopeConfig(fields.number("rope.freq_base_swa", 10_000.0), rope.head_dim)
+    if family.name == "gemma4":
+        head_dim = fields.integer("attention.key_length_swa", rope.head_dim)
+        rotated = fields.integer("rope.dimension_count_swa", head_dim)
+        theta = fields.number("rope.freq_base_swa", 10_000.0)
+        return RopeConfig(theta, head_dim, rotated=None if rotated == head_dim else rotated)
     if family.name == "olmo3":
         return RopeConfig(fields.number("rope.freq_base_swa", rope.theta), rope.head_dim)
     return rope

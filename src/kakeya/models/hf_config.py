@@ -4,16 +4,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from kakeya.errors import CorruptCheckpoint, UnsupportedModel
-from kakeya.models.config import FAMILIES, Activation, Family, ModelConfig, unsupported_architecture
+from kakeya.models.config import (
+    FAMILIES,
+    Activation,
+    Family,
+    LayerHeads,
+    ModelConfig,
+    refuse_gemma4_small,
+    slab_heads,
+    unsupported_architecture,
+)
 from kakeya.models.fields import Fields
 from kakeya.models.hf_rope import layer_ropes, query_temperature
 
 SOURCE = "config.json"
 
 # model_type of the text part -> family
-_MODEL_TYPES = {name: name for name in FAMILIES} | {"gemma3_text": "gemma3"}
+_MODEL_TYPES = {name: name for name in FAMILIES} | {"gemma3_text": "gemma3", "gemma4_text": "gemma4"}
 # Multimodal models whose text decoder is one of ours -> what it may be
-_NESTED = {"gemma3": ("gemma3",), "mistral3": ("mistral", "ministral3")}
+_NESTED = {"gemma3": ("gemma3",), "gemma4": ("gemma4",), "mistral3": ("mistral", "ministral3")}
 # Published Gemma 3 files leave out of text_config whatever equals these.
 _GEMMA3_DEFAULTS: dict[str, Any] = {
     "vocab_size": 262_208,
@@ -24,6 +33,16 @@ _GEMMA3_DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": 4,
     "head_dim": 256,
     "max_position_embeddings": 131_072,
+}
+_GEMMA4_DEFAULTS: dict[str, Any] = _GEMMA3_DEFAULTS | {
+    "vocab_size": 262_144,
+    "num_hidden_layers": 30,
+    "sliding_window": 512,
+    "hidden_size_per_layer_input": 256,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
 }
 # Families whose layers all have the window that the file states, if it states one, and those that have none
 # whatever it states. Of the others, each layer has a type.
@@ -43,7 +62,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "n_routed_experts": (0,),
     "rotary_pct": (1.0, 1),
     "quantization_config": (),
-    "use_bidirectional_attention": (False,),
+    "use_bidirectional_attention": (False, "vision"),  # between the parts of an image, and we read text
     "is_encoder_decoder": (False,),
 }
 
@@ -62,6 +81,8 @@ def config_from_hf(raw: Mapping[str, Any], generation: Mapping[str, Any] | None 
     head_dim = _head_dim(fields, family, hidden, heads)
     layers = fields.layer_count("num_hidden_layers")
     layer_types = _layer_types(fields, family, layers)
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    layer_heads = _layer_heads(fields, family, layer_types, LayerHeads(kv_heads, head_dim))
     declared_bias = fields.flag("attention_bias", False)
     # Granite adds each block's output times this. Hidden states that are all divided by it, and norms whose
     # epsilon is divided by its square, give the same logits and need no product for it.
@@ -73,10 +94,10 @@ def config_from_hf(raw: Mapping[str, Any], generation: Mapping[str, Any] | None 
         intermediate_size=fields.integer("intermediate_size"),
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=fields.integer("num_key_value_heads", heads),
+        num_kv_heads=slab_heads(layer_heads, kv_heads, head_dim),
         head_dim=head_dim,
         norm_eps=fields.number("rms_norm_eps", 1e-6) / residual_scale**2,
-        norm_offset=1.0 if family.gemma else 0.0,
+        norm_offset=family.norm_offset,
         activation=_activation(fields, family),
         attention_bias=family.qkv_bias or declared_bias,
         output_bias=declared_bias and not family.qkv_bias,
@@ -89,7 +110,9 @@ def config_from_hf(raw: Mapping[str, Any], generation: Mapping[str, Any] | None 
         attention_softcap=_softcap(fields, family, "attn_logit_softcapping", 50.0),
         logit_softcap=_softcap(fields, family, "final_logit_softcapping", 30.0),
         layer_windows=_layer_windows(fields, family, layer_types),
-        layer_ropes=layer_ropes(fields, family, layer_types, head_dim),
+        layer_ropes=layer_ropes(
+            fields, family, layer_types, [each.head_dim for each in layer_heads] or [head_dim] * layers
+        ),
         bos_token_id=next(iter(_tokens("bos_token_id", generation, outer, fields)), None),
         eos_token_ids=_tokens("eos_token_id", generation, outer, fields),
         max_positions=fields.integer("max_position_embeddings"),
@@ -97,6 +120,9 @@ def config_from_hf(raw: Mapping[str, Any], generation: Mapping[str, Any] | None 
         fused_projections=family.fused,
         logit_scale=1 / _multiplier(fields, family, "logits_scaling"),
         query_temperature=query_temperature(fields, family),
+        layer_heads=layer_heads,
+        value_norm=family.name == "gemma4",
+        layer_scalars=family.name == "gemma4",
     )
 
 
@@ -112,6 +138,9 @@ def _text_part(outer: Fields) -> tuple[Fields, Family]:
         raise unsupported_architecture(f"{outer.maybe_text('model_type')} with a {model_type} text_config")
     if family.name == "gemma3":
         return fields.with_defaults(_GEMMA3_DEFAULTS), family
+    if family.name == "gemma4":
+        fields = fields.with_defaults(_GEMMA4_DEFAULTS)
+        _refuse_gemma4(fields)
     return fields, family
 
 
@@ -121,6 +150,45 @@ def _refuse_features(fields: Fields) -> None:
         if value is not None and value not in harmless:
             described = value.get("quant_method", "unnamed") if isinstance(value, Mapping) else value
             raise UnsupportedModel(f"{SOURCE}: {name} = {described!r} is not supported")
+
+
+def _refuse_gemma4(fields: Fields) -> None:
+    """What not every Gemma 4 has, each with why."""
+    if fields.flag("enable_moe_block", False):
+        raise UnsupportedModel(f"{SOURCE}: mixtures of experts are not supported (enable_moe_block)")
+    refuse_gemma4_small(
+        SOURCE, fields.integer("hidden_size_per_layer_input"), fields.integer("num_kv_shared_layers", 0)
+    )
+
+
+def _layer_heads(
+    fields: Fields, family: Family, layer_types: tuple[str, ...], local: LayerHeads
+) -> tuple[LayerHeads, ...]:
+    """Of each layer, where global layers have others than local ones."""
+    if family.name != "gemma4":
+        return ()
+    shared = fields.flag("attention_k_eq_v", False)
+    # Two spellings: one for all global layers, or what is special of each layer.
+    head_dim = fields.integer("global_head_dim", 512)
+    kv_heads = fields.maybe_integer("num_global_key_value_heads") if shared else None
+    special = fields.section("per_layer_config")
+    return tuple(
+        _global_heads(special and special.section(str(layer)), local, head_dim, kv_heads, shared)
+        if kind == "full_attention"
+        else local
+        for layer, kind in enumerate(layer_types)
+    )
+
+
+def _global_heads(
+    special: Fields | None, local: LayerHeads, head_dim: int, kv_heads: int | None, shared: bool
+) -> LayerHeads:
+    kv_heads = kv_heads or local.kv_heads
+    if special is None:
+        return LayerHeads(kv_heads, head_dim, shared)
+    return LayerHeads(
+        special.integer("num_key_value_heads", kv_heads), special.integer("head_dim", head_dim), shared
+    )
 
 
 def _head_dim(fields: Fields, family: Family, hidden: int, heads: int) -> int:
@@ -170,6 +238,8 @@ def _embed_scale(fields: Fields, family: Family, hidden: int) -> float:
 
 
 def _query_scale(fields: Fields, family: Family, head_dim: int) -> float:
+    if family.name == "gemma4":
+        return 1.0
     if family.name == "granite":
         return _multiplier(fields, family, "attention_multiplier")
     scalar = fields.number("query_pre_attn_scalar", 256) if family.gemma else float(head_dim)

@@ -1,6 +1,7 @@
 """The rotary embeddings that a Hugging Face config.json describes, one for each layer."""
 
 import math
+from collections.abc import Mapping, Sequence
 
 from kakeya.errors import CorruptCheckpoint, UnsupportedModel
 from kakeya.models.config import Family, QueryTemperature
@@ -20,14 +21,16 @@ _SUPPORTED = "linear, llama3, longrope, proportional, yarn"
 
 
 def layer_ropes(
-    fields: Fields, family: Family, layer_types: tuple[str, ...], head_dim: int
+    fields: Fields, family: Family, layer_types: tuple[str, ...], head_dims: Sequence[int]
 ) -> tuple[RopeConfig, ...]:
-    """Raises UnsupportedModel for a scaling that is refused, CorruptCheckpoint for senseless values."""
-    by_type = _ropes_by_type(fields, family, layer_types, head_dim)
-    unrotated = RopeConfig.unrotated(head_dim)
+    """Layers of one type have heads of one size.
+
+    Raises UnsupportedModel for a scaling that is refused, CorruptCheckpoint for senseless values."""
+    by_type = _ropes_by_type(fields, family, dict(zip(layer_types, head_dims, strict=True)))
     turns = _layers_that_turn(fields, family, len(layer_types))
     return tuple(
-        by_type[kind] if turning else unrotated for kind, turning in zip(layer_types, turns, strict=True)
+        by_type[kind] if turning else RopeConfig.unrotated(by_type[kind].head_dim)
+        for kind, turning in zip(layer_types, turns, strict=True)
     )
 
 
@@ -41,19 +44,19 @@ def query_temperature(fields: Fields, family: Family) -> QueryTemperature | None
     return QueryTemperature(beta, _original_positions(fields, parameters)) if beta else None
 
 
-def _ropes_by_type(
-    fields: Fields, family: Family, layer_types: tuple[str, ...], head_dim: int
-) -> dict[str, RopeConfig]:
+def _ropes_by_type(fields: Fields, family: Family, head_dims: Mapping[str, int]) -> dict[str, RopeConfig]:
+    """`head_dims`: the size of a head for each type of layer there is."""
     parameters = fields.section("rope_parameters")
     if parameters is not None and ("full_attention" in parameters or "sliding_attention" in parameters):
         return {
             kind: _rope(fields, parameters.section(kind), family, _default_theta(family, kind), head_dim)
-            for kind in set(layer_types)
+            for kind, head_dim in head_dims.items()
         }
     scaling = parameters or fields.section("rope_scaling")
     theta = fields.number("rope_theta", _default_theta(family, "full_attention"))
-    by_type = dict.fromkeys(layer_types, _rope(fields, scaling, family, theta, head_dim))
+    by_type = {kind: _rope(fields, scaling, family, theta, head_dim) for kind, head_dim in head_dims.items()}
     # From before there were parameters for each type: the stated scaling is that of the global layers.
+    head_dim = next(iter(head_dims.values()))
     if family.name == "gemma3":
         local = fields.number("rope_local_base_freq", _default_theta(family, "sliding_attention"))
         by_type["sliding_attention"] = RopeConfig(local, head_dim)

@@ -74,6 +74,7 @@ class _Loader:
             gate_up=self._linear(stored.gate_up),
             down=self._linear(stored.down),
             post_mlp_norm=stored.post_mlp_norm,
+            scalar=stored.scalar,
         )
 
     def _head(self, stored_embedding: StoredMatrix, embedding: Tensor) -> Linear:

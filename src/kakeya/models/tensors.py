@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kakeya.errors import CorruptCheckpoint
 from kakeya.models.checkpoint import Checkpoint
-from kakeya.models.config import ModelConfig
+from kakeya.models.config import LayerHeads, ModelConfig
 from kakeya.models.quantized import QuantizedTensor
 from kakeya.models.rope import RopeConfig
 from kakeya.models.row_order import fused_rows, head_rows
@@ -51,6 +51,7 @@ class StoredLayer:
     gate_up: StoredMatrix
     down: StoredMatrix
     post_mlp_norm: Tensor | None
+    scalar: Tensor | None
 
 
 class ModelTensors:
@@ -78,45 +79,52 @@ class ModelTensors:
     def layer(self, index: int) -> StoredLayer:
         config, prefix = self._config, f"model.layers.{index}."
         hidden, inner = config.hidden_size, config.intermediate_size
+        heads = config.heads_of(index)
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         input_norm, post_attention_norm, mlp_norm, post_mlp_norm = (
             self._optional_norm(name is not None, f"{prefix}{name}.weight", hidden)
             for name in _block_norms(config)
         )
-        query_norm, key_norm = self._qk_norms(attention, config.layer_ropes[index])
+        query_norm, key_norm = self._qk_norms(attention, heads, config.layer_ropes[index])
         return StoredLayer(
             input_norm=input_norm,
-            qkv=self._qkv(attention, config.layer_ropes[index]),
+            qkv=self._qkv(attention, heads, config.layer_ropes[index]),
             query_norm=query_norm,
             key_norm=key_norm,
-            output=self._matrix(attention, {"o_proj": hidden}, config.query_size, config.output_bias),
+            output=self._matrix(
+                attention, {"o_proj": hidden}, config.num_heads * heads.head_dim, config.output_bias
+            ),
             post_attention_norm=post_attention_norm,
             mlp_norm=mlp_norm,
             gate_up=self._matrix(mlp, _gate_up(config), hidden, config.mlp_bias),
             down=self._matrix(mlp, {"down_proj": hidden}, inner, config.mlp_bias),
             post_mlp_norm=post_mlp_norm,
+            scalar=self._vector(f"{prefix}layer_scalar", 1) if config.layer_scalars else None,
         )
 
-    def _qkv(self, prefix: str, rope: RopeConfig) -> StoredMatrix:
+    def _qkv(self, prefix: str, heads: LayerHeads, rope: RopeConfig) -> StoredMatrix:
         config = self._config
-        heads, kv_heads = config.num_heads, config.num_kv_heads
+        queries, keys = config.num_heads * heads.head_dim, heads.kv_heads * heads.head_dim
         if config.fused_projections:
-            rows = {"qkv_proj": config.query_size + 2 * config.kv_size}
-            orders = {"qkv_proj": fused_rows(rope, heads + kv_heads, config.kv_size)}
+            rows = {"qkv_proj": queries + 2 * keys}
+            orders = {"qkv_proj": fused_rows(rope, config.num_heads + heads.kv_heads, keys)}
         else:
-            rows = {"q_proj": config.query_size, "k_proj": config.kv_size, "v_proj": config.kv_size}
-            orders = {"q_proj": head_rows(rope, heads), "k_proj": head_rows(rope, kv_heads)}
+            rows = {"q_proj": queries, "k_proj": keys}
+            rows |= {} if heads.values_are_keys else {"v_proj": keys}
+            orders = {"q_proj": head_rows(rope, config.num_heads), "k_proj": head_rows(rope, heads.kv_heads)}
         return self._matrix(prefix, rows, config.hidden_size, config.attention_bias, orders)
 
-    def _qk_norms(self, prefix: str, rope: RopeConfig) -> tuple[Tensor | None, Tensor | None]:
+    def _qk_norms(
+        self, prefix: str, heads: LayerHeads, rope: RopeConfig
+    ) -> tuple[Tensor | None, Tensor | None]:
         config = self._config
         if config.qk_norm is None:
             return None, None
         whole = config.qk_norm == "width"
-        heads, kv_heads = (config.num_heads, config.num_kv_heads) if whole else (1, 1)
+        q_heads, k_heads = (config.num_heads, heads.kv_heads) if whole else (1, 1)
         return (
-            self._norm(f"{prefix}q_norm.weight", heads * config.head_dim, head_rows(rope, heads)),
-            self._norm(f"{prefix}k_norm.weight", kv_heads * config.head_dim, head_rows(rope, kv_heads)),
+            self._norm(f"{prefix}q_norm.weight", q_heads * heads.head_dim, head_rows(rope, q_heads)),
+            self._norm(f"{prefix}k_norm.weight", k_heads * heads.head_dim, head_rows(rope, k_heads)),
         )
 
     def _table(self, name: str) -> Stored:

@@ -73,8 +73,14 @@ def load_weights(
     """Read, check and move every tensor; the host holds one matrix at a time beside the file.
 
     All is held in `dtype`, of which the cache is too; bf16 weights under float32 are rounded first.
-    Raises ConfigError for a format that is not dense, CorruptCheckpoint for what the file lacks.
+    Raises ConfigError for a format that is not dense or a network that only runs on a CPU, CorruptCheckpoint
+    for what the file lacks.
     """
+    if checkpoint.config.layer_heads:
+        raise ConfigError(
+            f"{checkpoint.config.family} models, whose layers have heads of different sizes, do not run on "
+            "cuda yet; choose --backend cpu"
+        )
     return _Mover(checkpoint, FLOAT_TYPES[dtype], _rounded(dtype, weights), device).moved()
 
 
