@@ -1,5 +1,6 @@
-"""Families with local layers, softcaps and several ropes, past the wrap."""
+"""Families with local layers, softcaps, several ropes, partial ones and none, past the wrap."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -8,19 +9,21 @@ import transformers
 from torch import Tensor
 
 from kakeya.config import EngineConfig
+from kakeya.engine.state import read_state, write_state
+from kakeya.models.config import ModelConfig
 from kakeya.models.decoder import Decoder
+from kakeya.models.rope import inverse_frequencies
 from kakeya.types import KernelChoice, Numerics
 from support import families, tiny
 from support.oracle import pair_attention
+from support.proposers import FunctionProposer
+from support.turns import say
 
-SHAPE = families.SHAPE | {"head_dim": 16, "num_hidden_layers": 4}
-CONFIGS = {
-    "gemma2": transformers.Gemma2Config(**SHAPE, sliding_window=5, query_pre_attn_scalar=24),
-    "gemma3": transformers.Gemma3TextConfig(**SHAPE, sliding_window=5, sliding_window_pattern=2),
-    "gemma2-wide": transformers.Gemma2Config(**SHAPE, sliding_window=11),
-    "mistral": transformers.MistralConfig(**SHAPE, sliding_window=7),
-    "qwen3": transformers.Qwen3Config(**SHAPE),
-    "qwen2": transformers.Qwen2Config(**families.SHAPE),
+CONFIGS = families.BOUNDED | {
+    "gemma4": transformers.Gemma4TextConfig(
+        **families.GEMMA4, num_global_key_value_heads=1, attention_k_eq_v=True
+    ),
+    "gemma2-wide": transformers.Gemma2Config(**families.BOUNDED_SHAPE, sliding_window=11),
 }
 
 
@@ -31,22 +34,35 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return directory
 
 
+def temperatures(model: ModelConfig, length: int, capacity: int) -> Tensor:
+    """Of a query at each position: in a full cache, all sit at its end."""
+    if model.query_temperature is None:
+        return torch.ones(length)
+    beta, positions = model.query_temperature.beta, model.query_temperature.positions
+    seen_at = [min(position, capacity - 1) for position in range(length)]
+    return torch.tensor([1 + beta * math.log(1 + position // positions) for position in seen_at])
+
+
 @torch.inference_mode()
 def whole_history_logits(decoder: Decoder, tokens: list[int], sink: int, window: int) -> Tensor:
     """The decoder over every token at once, each pair of tokens seen by the oracle's rules."""
     model = decoder.config
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rope = model.layer_ropes[layer].within(sink + window)
+        frequencies = torch.tensor(inverse_frequencies(rope))
         return pair_attention(
-            q,
+            q * temperatures(model, len(tokens), sink + window)[:, None, None],
             k,
             v,
-            model.layer_ropes[layer].theta,
+            rope.theta,
             sink,
             window,
             scale=model.query_scale,
             softcap=model.attention_softcap,
             local=model.layer_windows[layer],
+            frequencies=frequencies,
+            growth=torch.where(frequencies > 0, rope.attention_factor, 1.0),
         )
 
     return decoder.logits(decoder.forward(torch.tensor(tokens), attend))
@@ -68,3 +84,28 @@ def test_every_family_stays_exact_past_the_wrap(
         engine.shutdown()
     assert (computed - expected).abs().max() < 1e-3
     assert torch.equal(computed.argmax(-1), expected.argmax(-1))
+
+
+def test_a_session_of_mixed_heads_survives_files_forks_and_rejected_drafts(tmp_path: Path) -> None:
+    """Slots are copied one by one there, and lie elsewhere in layers with heads of another size."""
+    directory = tmp_path / "gemma4"
+    families.save_random(CONFIGS["gemma4"], directory)
+    config = tiny.engine_config()
+    decoder = tiny.load(directory, config)
+    wrong = FunctionProposer(lambda tokens: [(tokens[-1] + 1) % families.VOCAB] * 3)
+    engine, drafting = tiny.make_engine(decoder, config), tiny.make_engine(decoder, config, wrong)
+    try:
+        said = []
+        for each in (engine, drafting):
+            sequence = each.open("someone", [])
+            said.append(say(each, sequence, [5, 9, 22, 13, 7] * 5, 6))
+            write_state(tmp_path / "state", each.export_state(sequence))
+            geometry = each.read(sequence, lambda s: s.slab.geometry)
+            restored = each.import_state(read_state(tmp_path / "state", "tiny", geometry), "someone")
+            fork = each.fork(sequence)
+            said += [say(each, one, [4, 6], 6) for one in (sequence, restored, fork)]
+    finally:
+        engine.shutdown()
+        drafting.shutdown()
+    assert said[1] == said[2] == said[3]
+    assert said[:4] == said[4:]

@@ -137,3 +137,23 @@ def test_a_pool_that_cannot_be_had_shows_the_arithmetic() -> None:
         ConfigError, match=rf"4 slabs x {geometry.slab_bytes:,} bytes, [0-9,]+ bytes are avail"
     ):
         SlabPool(geometry, 4)
+
+
+def test_a_rollback_in_layers_with_heads_of_different_sizes() -> None:
+    """Two heads of 4 and one of 8 fill the same place, but a slot lies elsewhere in it."""
+    geometry = SlabGeometry(2, 2, 4, CacheConfig(2, 5, 3), DType.FLOAT32, ((2, 4), (1, 8)))
+    slab = SlabPool(geometry, 1).allocate()
+    assert [tuple(slab.layer(index).shape) for index in range(2)] == [(2, 2, 10, 4), (2, 1, 10, 8)]
+    assert slab.pool.of_layer(1).shape == (1, 2, 2, 1, 10, 8)
+    for layer in range(2):
+        slab.layer(layer)[:] = torch.arange(10.0)[None, None, :, None]
+    assert slab.pool.of_layer(1)[0, 1, 0, 0, 3].tolist() == [3.0] * 8
+    before = slab.storage.clone()
+    slab.reserve(20)
+    slab.commit(20)
+    slab.reserve(6)
+    for layer in range(2):
+        slab.layer(layer)[:, :, geometry.slots_of(np.arange(20, 26), 2)] = -1.0
+    assert not torch.equal(slab.storage, before)
+    slab.rollback()
+    assert torch.equal(slab.storage, before)

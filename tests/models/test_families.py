@@ -12,7 +12,7 @@ from kakeya.models.checkpoint import open_checkpoint
 from kakeya.models.decoder import Decoder
 from kakeya.models.loader import load_decoder
 from kakeya.types import DType, Numerics, WeightFormat
-from support.families import SHAPE, VOCAB, decoder_logits, expected_logits, save_random
+from support.families import GEMMA4, SHAPE, VOCAB, decoder_logits, expected_logits, save_random
 
 # Longer than every local window and every original context below.
 TOKENS = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -27,6 +27,26 @@ LLAMA3 = {
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
+VISION = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 16,
+    "patch_size": 8,
+}
+
+
+def longrope(original: int, half: int, **more: object) -> dict[str, object]:
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 500.0,
+        "short_factor": [1.0 + 0.1 * i for i in range(half)],
+        "long_factor": [2.0 + 0.5 * i for i in range(half)],
+        "original_max_position_embeddings": original,
+        **more,
+    }
+
 
 CASES: dict[str, transformers.PreTrainedConfig] = {
     "llama": transformers.LlamaConfig(**SHAPE),
@@ -48,6 +68,57 @@ CASES: dict[str, transformers.PreTrainedConfig] = {
     ),
     "qwen3": transformers.Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),
     "qwen3 biases": transformers.Qwen3Config(**SHAPE, head_dim=8, attention_bias=True),
+    "mistral nested": transformers.Mistral3Config(
+        text_config=transformers.MistralConfig(**SHAPE, head_dim=16, sliding_window=None).to_dict(),
+        vision_config=VISION | {"model_type": "pixtral", "head_dim": 8},
+        tie_word_embeddings=False,
+        image_token_index=VOCAB - 1,
+    ),
+    "ministral3": transformers.Ministral3Config(
+        **SHAPE,
+        head_dim=32,
+        rope_parameters=YARN
+        | {
+            "original_max_position_embeddings": 16,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.3,
+        },
+    ),
+    "phi3": transformers.Phi3Config(**SHAPE, sliding_window=6),
+    "phi3 partial": transformers.Phi3Config(
+        **SHAPE | {"num_attention_heads": 2},
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.75},
+    ),
+    "phi3 longrope, short": transformers.Phi3Config(
+        **SHAPE | {"num_attention_heads": 2},
+        original_max_position_embeddings=40,
+        rope_parameters=longrope(40, 6, partial_rotary_factor=0.75),
+    ),
+    "phi3 longrope, long": transformers.Phi3Config(
+        **SHAPE, original_max_position_embeddings=32, rope_parameters=longrope(32, 4)
+    ),
+    "smollm3": transformers.SmolLM3Config(**SHAPE | {"num_hidden_layers": 5}, tie_word_embeddings=True),
+    "smollm3 stated": transformers.SmolLM3Config(
+        **SHAPE, no_rope_layers=[0, 1, 0], attention_bias=True, tie_word_embeddings=False
+    ),
+    "olmo2": transformers.Olmo2Config(**SHAPE),
+    "olmo3": transformers.Olmo3Config(
+        **SHAPE | {"num_hidden_layers": 5},
+        sliding_window=6,
+        rope_parameters={LOCAL: {"rope_type": "default", "rope_theta": 500.0}, GLOBAL: YARN},
+    ),
+    "granite": transformers.GraniteConfig(
+        **SHAPE,
+        embedding_multiplier=12.0,
+        attention_multiplier=0.2,
+        residual_multiplier=0.22,
+        logits_scaling=0.5,
+        attention_bias=True,
+        mlp_bias=True,
+        rms_norm_eps=1e-2,
+    ),
     "gemma2": transformers.Gemma2Config(
         **SHAPE,
         head_dim=8,
@@ -66,18 +137,24 @@ CASES: dict[str, transformers.PreTrainedConfig] = {
         layer_types=[LOCAL, GLOBAL, LOCAL],
         rope_parameters={LOCAL: {"rope_type": "default", "rope_theta": 50.0}, GLOBAL: LINEAR},
     ),
+    # Of global layers: one key head of 32 beside four of 16, and values that are keys.
+    "gemma4": transformers.Gemma4TextConfig(
+        **GEMMA4, num_global_key_value_heads=1, attention_k_eq_v=True, final_logit_softcapping=5.0
+    ),
+    "gemma4 own values": transformers.Gemma4TextConfig(**GEMMA4 | {"num_key_value_heads": 2}),
+    "gemma4 nested": transformers.Gemma4Config(
+        text_config=transformers.Gemma4TextConfig(**GEMMA4 | {"num_key_value_heads": 1}).to_dict(),
+        vision_config=None,
+        audio_config=None,
+        image_token_id=8,  # none of these is among the tokens below
+        video_token_id=9,
+        audio_token_id=11,
+    ),
     "gemma3 nested": transformers.Gemma3Config(
         text_config=transformers.Gemma3TextConfig(
             **SHAPE, head_dim=8, sliding_window=6, layer_types=[GLOBAL, LOCAL, LOCAL]
         ).to_dict(),
-        vision_config={
-            "hidden_size": 8,
-            "intermediate_size": 8,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 1,
-            "image_size": 16,
-            "patch_size": 8,
-        },
+        vision_config=VISION,
         mm_tokens_per_image=1,
         image_token_index=VOCAB - 1,
     ),
@@ -104,7 +181,8 @@ def test_logits_agree_with_transformers(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["llama rope llama3", "llama rope yarn", "gemma3 scaled", "qwen2 some local"]
+    "case",
+    ["llama rope llama3", "llama rope yarn", "gemma3 scaled", "olmo3", "phi3 partial", "qwen2 some local"],
 )
 def test_older_spelling_of_the_same_config(case: str, tmp_path: Path) -> None:
     """rope_theta, rope_scaling and rope_local_base_freq, from before there were `rope_parameters`."""

@@ -21,11 +21,17 @@ from kakeya.models.loader import load_decoder
 from kakeya.models.rope import DivisorScaling, LinearScaling, YarnScaling
 from kakeya.types import DType, Numerics, WeightFormat
 from support import gguf_files
-from support.families import SHAPE, VOCAB, decoder_logits, expected_logits, save_random
+from support.families import GEMMA4, SHAPE, VOCAB, decoder_logits, expected_logits, save_random
 
 TOKENS = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 LLAMA = transformers.LlamaConfig(**SHAPE)
 GEMMA_SHAPE = SHAPE | {"num_hidden_layers": 7, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 6}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+YARN_METADATA = {
+    "rope__scaling__type": "yarn",
+    "rope__scaling__factor": 4.0,
+    "rope__scaling__original_context_length": 16,
+}
 MODELS = {
     "llama": (LLAMA, {}),
     "llama tied with biases": (
@@ -39,6 +45,73 @@ MODELS = {
         {"attention__sliding_window": 6, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},
     ),
     "gemma3": (transformers.Gemma3TextConfig(**GEMMA_SHAPE), {"attention__sliding_window": 6}),
+    "gemma4": (
+        transformers.Gemma4TextConfig(
+            **GEMMA4, num_global_key_value_heads=1, attention_k_eq_v=True, final_logit_softcapping=5.0
+        ),
+        {
+            "attention__key_length": 32,
+            "attention__value_length": 32,
+            "attention__key_length_swa": 16,
+            "attention__value_length_swa": 16,
+            "attention__head_count_kv": [4, 1, 4, 1],
+            "attention__sliding_window": 5,
+            "attention__sliding_window_pattern": [True, False, True, False],
+            "attention__shared_kv_layers": 0,
+            "embedding_length_per_layer_input": 0,
+            "rope__dimension_count": 32,
+            "rope__dimension_count_swa": 16,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "mistral": (transformers.MistralConfig(**SHAPE, head_dim=16, sliding_window=None), {}),
+    "ministral3": (
+        transformers.Ministral3Config(
+            **SHAPE,
+            head_dim=32,
+            rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
+        ),
+        YARN_METADATA | {"rope__scaling__yarn_log_multiplier": 1.0, "attention__temperature_scale": 0.3},
+    ),
+    "phi3": (transformers.Phi3Config(**SHAPE, sliding_window=6), {"attention__sliding_window": 6}),
+    "phi3 partial": (
+        transformers.Phi3Config(
+            **SHAPE | {"num_attention_heads": 2},
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.75},
+        ),
+        {"rope__dimension_count": 12, "attention__sliding_window": 0},
+    ),
+    "smollm3": (
+        transformers.SmolLM3Config(**SHAPE | {"num_hidden_layers": 5}, tie_word_embeddings=True),
+        {"rope__dimension_count": 8},
+    ),
+    "olmo2": (transformers.Olmo2Config(**SHAPE), {}),
+    "olmo3": (
+        transformers.Olmo3Config(
+            **SHAPE | {"num_hidden_layers": 5},
+            sliding_window=6,
+            rope_parameters={
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "full_attention": YARN,
+            },
+        ),
+        YARN_METADATA
+        | {
+            "attention__sliding_window": 6,
+            "attention__sliding_window_pattern": [True, True, True, False, True],
+        },
+    ),
+    "granite": (
+        transformers.GraniteConfig(
+            **SHAPE,
+            embedding_multiplier=12.0,
+            attention_multiplier=0.2,
+            residual_multiplier=0.22,
+            logits_scaling=0.5,
+            rms_norm_eps=1e-2,
+        ),
+        {"attention__scale": 0.2, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 0.5},
+    ),
 }
 
 
@@ -67,9 +140,61 @@ def config_with(llama: transformers.PreTrainedModel, path: Path, **metadata: obj
 def test_logits_agree_with_transformers(case: str, tmp_path: Path) -> None:
     config, metadata = MODELS[case]
     model = save_random(config, tmp_path)
-    path = gguf_files.write_model(tmp_path / "model.gguf", model, **metadata)
+    # Gemma 4's global layers turn a quarter of their pairs; so its files say the others are divided away.
+    still = {"rope_freqs.weight": np.array([1.0] * 4 + [1e30] * 12, dtype=np.float32)}
+    path = gguf_files.write_model(
+        tmp_path / "model.gguf", model, still if case == "gemma4" else None, **metadata
+    )
     found = logits_of(open_checkpoint(path))
     assert (found - expected_logits(model, TOKENS)).abs().max() <= 1e-4
+
+
+def test_llama3_scaling_through_its_tensor(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    model = save_random(transformers.LlamaConfig(**SHAPE, head_dim=32, rope_parameters=rope), tmp_path)
+    plain = 500.0 ** -(np.arange(0, 32, 2) / 32)
+    divisors = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
+    assert divisors[0] == 1
+    assert divisors[-1] > 7.9
+    path = gguf_files.write_model(tmp_path / "x.gguf", model, {"rope_freqs.weight": divisors})
+    assert (logits_of(open_checkpoint(path)) - expected_logits(model, TOKENS)).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("original", [40, 32], ids=["short", "long"])
+def test_longrope_through_its_tensors(original: int, tmp_path: Path) -> None:
+    short, long = [1.0, 1.5, 2.0, 2.5, 3.0, 3.5], [4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
+    config = transformers.Phi3Config(
+        **SHAPE | {"num_attention_heads": 2},
+        original_max_position_embeddings=original,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 500.0,
+            "short_factor": short,
+            "long_factor": long,
+            "partial_rotary_factor": 0.75,
+        },
+    )
+    model = save_random(config, tmp_path)
+    growth = (1 + np.log(128 / original) / np.log(original)) ** 0.5
+    path = gguf_files.write_model(
+        tmp_path / "x.gguf",
+        model,
+        {
+            "rope_factors_short.weight": np.array(short, dtype=np.float32),
+            "rope_factors_long.weight": np.array(long, dtype=np.float32),
+        },
+        rope__dimension_count=12,
+        rope__scaling__original_context_length=original,
+        rope__scaling__attn_factor=float(growth),
+    )
+    assert (logits_of(open_checkpoint(path)) - expected_logits(model, TOKENS)).abs().max() <= 1e-4
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16])
@@ -201,7 +326,55 @@ def test_refused_features(
         config_with(llama, tmp_path, **metadata)
 
 
-@pytest.mark.parametrize("architecture", ["mamba", "mistral", "phi3"])
+@pytest.mark.parametrize(
+    "metadata, error, message",
+    [
+        ({"embedding_length_per_layer_input": 256}, UnsupportedModel, "an embedding for each layer"),
+        ({"attention__shared_kv_layers": 20}, UnsupportedModel, "last 20 layers attend to the keys"),
+        ({"attention__head_count_kv": [2, 2]}, CorruptCheckpoint, "head_count_kv must be 3 positive numbers"),
+        ({"attention__head_count_kv": [2, 0, 2]}, CorruptCheckpoint, "must be 3 positive numbers"),
+        ({"attention__sliding_window_pattern": [True]}, CorruptCheckpoint, "must be 3 times true or false"),
+        ({"attention__sliding_window_pattern": 0}, CorruptCheckpoint, "pattern must be at least 1"),
+        ({"expert_count": 128}, UnsupportedModel, "mixture of experts"),
+    ],
+)
+def test_what_not_every_gemma4_has(
+    metadata: dict[str, object], error: type[ModelError], message: str, tmp_path: Path
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "gemma4")
+    gguf_files.add_geometry(writer, transformers.Qwen3Config(**SHAPE, head_dim=8), stated=metadata)
+    gguf_files.add_metadata(writer, metadata)
+    writer.add_tensor("token_embd.weight", np.zeros((5, 32), dtype=np.float32))
+    path = gguf_files.finish(writer, tmp_path / "x.gguf")
+    with pytest.raises(error, match=message):
+        open_checkpoint(path)
+
+
+def test_granites_numbers_must_be_positive(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "granite")
+    gguf_files.add_geometry(writer, LLAMA)
+    gguf_files.add_metadata(writer, {"residual_scale": 0.0})
+    writer.add_tensor("token_embd.weight", np.zeros((5, 32), dtype=np.float32))
+    path = gguf_files.finish(writer, tmp_path / "x.gguf")
+    with pytest.raises(CorruptCheckpoint, match="residual_scale must be positive"):
+        open_checkpoint(path)
+
+
+def test_rows_that_cannot_be_reordered(tmp_path: Path) -> None:
+    """A head rotated in part, and a tensor that is too short for its heads."""
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "phi3")
+    gguf_files.add_geometry(writer, LLAMA)
+    gguf_files.add_metadata(writer, {"rope__dimension_count": 6})
+    for name, rows in (("token_embd", 5), ("blk.0.attn_qkv", 24)):
+        writer.add_tensor(f"{name}.weight", np.zeros((rows, 32), dtype=np.float32))
+    writer.add_tensor("blk.0.attn_norm.weight", np.zeros(32, dtype=np.float32))
+    writer.add_tensor("blk.0.ffn_norm.weight", np.zeros(32, dtype=np.float32))
+    path = gguf_files.finish(writer, tmp_path / "x.gguf")
+    with pytest.raises(CorruptCheckpoint, match="has 24 rows, the configuration needs 64"):
+        logits_of(open_checkpoint(path))
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "mistral", "granitehybrid", "phimoe"])
 def test_refused_architecture(architecture: str, tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", architecture)
     writer.add_tensor("token_embd.weight", np.zeros((5, 32), dtype=np.float32))

@@ -41,7 +41,13 @@ PATTERNS = {
     "tekken": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "gpt-4o": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
+PATTERNS |= {"dbrx": PATTERNS["llama-bpe"], "smaug-bpe": PATTERNS["llama-bpe"]}
 
 
 def reference_cutting(pre: str) -> Any:
@@ -49,7 +55,7 @@ def reference_cutting(pre: str) -> Any:
         split = pre_tokenizers.Split(Regex(PATTERNS[pre]), behavior="isolated")
         return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
     whole = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if pre == "smollm":
+    if pre in ("smollm", "refact", "starcoder"):
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), whole])
     return whole
 
@@ -98,7 +104,7 @@ def byte_level() -> dict[str, Any]:
     return metadata_of(trained("smollm"), "smollm")
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "smollm", *PATTERNS])
+@pytest.mark.parametrize("pre", ["gpt-2", "olmo", "smollm", "refact", "starcoder", *PATTERNS])
 def test_byte_level_ids_agree_with_the_trained_tokenizer(pre: str) -> None:
     reference = trained(pre)
     rebuilt = tokenizers.Tokenizer.from_str(tokenizer_files(metadata_of(reference, pre)).tokenizer_json)
@@ -111,7 +117,7 @@ def test_byte_level_ids_agree_with_the_trained_tokenizer(pre: str) -> None:
 
 def test_the_ways_to_cut_differ(byte_level: dict[str, Any]) -> None:
     # Were they all the same, the agreement above would show nothing.
-    names = ("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken")
+    names = ("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o")
     cut = {pre: tuple(map(tuple, words(byte_level, pre, SAMPLES))) for pre in names}
     assert len(set(cut.values())) == len(names)
 
@@ -130,6 +136,8 @@ def words(metadata: Mapping[str, Any], pre: str, texts: list[str]) -> list[list[
         ("default", "gpt-2"),
         ("llama3", "llama-bpe"),
         ("llama-v3", "llama-bpe"),
+        ("falcon3", "llama-bpe"),
+        ("smaug-bpe", "dbrx"),
         ("deepseek-r1-qwen", "qwen2"),
     ],
 )
@@ -144,7 +152,9 @@ def test_no_name_is_the_default(byte_level: dict[str, Any]) -> None:
     assert tokenizer_files(unnamed) == tokenizer_files({**unnamed, "tokenizer.ggml.pre": "default"})
 
 
-@pytest.mark.parametrize(("pre", "whole"), [("llama-bpe", True), ("tekken", True), ("qwen2", False)])
+@pytest.mark.parametrize(
+    ("pre", "whole"), [("llama-bpe", True), ("tekken", True), ("qwen2", False), ("dbrx", False)]
+)
 def test_a_word_without_merges_is_one_token_where_the_model_says_so(
     pre: str, whole: bool, byte_level: dict[str, Any]
 ) -> None:
@@ -194,6 +204,8 @@ def test_user_defined_tokens_are_one_id_but_text(byte_level: dict[str, Any]) -> 
         ("llama-bpe", None, True),
         ("llama-bpe", False, False),
         ("tekken", None, True),
+        ("dbrx", None, False),
+        ("gpt-4o", None, False),
     ],
 )
 def test_a_text_begins_as_the_model_expects(
@@ -328,6 +340,49 @@ def test_without_byte_tokens_the_unknown_token_stands_in() -> None:
     metadata["tokenizer.ggml.token_type"][0] = 1
     with pytest.raises(CorruptCheckpoint, match="neither all byte tokens nor an unknown token"):
         tokenizer_files(metadata)
+
+
+def test_pieces_with_merges_of_their_own() -> None:
+    """Gemma 4's files: SentencePiece's pieces, bytes for the rest, and a list of merges."""
+    pieces = SPACED["tokenizer.ggml.tokens"]
+    reference = tokenizers.Tokenizer(models.BPE())
+    reference.normalizer = normalizers.Replace(" ", "▁")
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=PIECES, show_progress=False)
+    reference.train_from_iterator(CORPUS[:4], trainer)
+    model = json.loads(reference.to_str())["model"]
+    reference.model = models.BPE(
+        model["vocab"],
+        [tuple(merge) for merge in model["merges"]],
+        unk_token="<unk>",
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    assert len(tokens) > len(pieces)
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - len(PIECES))],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in model["merges"]],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    rebuilt = tokenizers.Tokenizer.from_str(tokenizer_files(metadata).tokenizer_json)
+    for text in [*SAMPLES, "Ω unseen Ж"]:
+        ids = rebuilt.encode(text, add_special_tokens=False).ids
+        assert ids == reference.encode(text, add_special_tokens=False).ids
+        assert rebuilt.decode(ids) == text
+    assert encode(metadata, "the", bos=True)[0] == 1
+
+
+def test_phi3s_markers_take_the_space_behind_them_along() -> None:
+    plain = {**SPACED, "general.architecture": "llama"}
+    phi3 = {**SPACED, "general.architecture": "phi3"}
+    assert encode(phi3, "</s> \n the") == encode(phi3, "</s>the")
+    assert encode(plain, "</s> the") != encode(plain, "</s>the")
+    assert encode(phi3, "<s> the") == encode(plain, "<s> the")
 
 
 # --- what is refused --------------------------------------------------------------------------------------

@@ -141,8 +141,8 @@ class Recoded:
     def release(self) -> None:
         """Nothing is mapped."""
 
-    def tensor(self, name: str) -> torch.Tensor | BlockTensor:
-        tensor = self._inner.tensor(name)
+    def tensor(self, name: str, order: torch.Tensor | None = None) -> torch.Tensor | BlockTensor:
+        tensor = self._inner.tensor(name, order)
         assert isinstance(tensor, torch.Tensor)
         bits = next((bits for part, bits in self._bits.items() if part in name), 0)
         return blocks_of(tensor, bits) if bits and tensor.dim() == 2 else tensor

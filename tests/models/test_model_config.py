@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from kakeya.errors import CorruptCheckpoint, UnsupportedModel
-from kakeya.models.config import ModelConfig
+from kakeya.models.config import LayerHeads, ModelConfig, QueryTemperature
+from kakeya.models.fingerprint import fingerprint
 from kakeya.models.hf_config import config_from_hf
-from kakeya.models.rope import LinearScaling, RopeConfig, YarnScaling
+from kakeya.models.rope import DivisorScaling, LinearScaling, LongRopeScaling, RopeConfig, YarnScaling
 
 BASE: dict[str, Any] = {
     "model_type": "llama",
@@ -22,6 +23,14 @@ BASE: dict[str, Any] = {
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10_000.0,
+}
+
+
+GEMMA4: dict[str, Any] = {
+    "model_type": "gemma4_text",
+    "head_dim": 16,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
 
 
@@ -107,6 +116,86 @@ def test_yarn_fields() -> None:
     assert scaling == YarnScaling(4.0, 512, 1.5, 32.0, 2.0, True)
 
 
+def test_rotary_in_part() -> None:
+    assert parse(partial_rotary_factor=0.5).layer_ropes[0] == RopeConfig(10_000.0, 16, rotated=8)
+    stated = {"rope_theta": 1e4, "partial_rotary_factor": 0.25}
+    assert parse(rope_parameters=stated).layer_ropes[0].rotated == 4
+    assert parse(partial_rotary_factor=1.0) == parse()
+
+
+def test_layers_without_positions() -> None:
+    config = parse(model_type="smollm3", no_rope_layer_interval=2)
+    assert [rope.rotated for rope in config.layer_ropes] == [None, 0, None, 0]
+    assert config.tied_head
+    assert config.layer_windows == (None,) * 4
+
+
+def test_longrope_fields() -> None:
+    stated = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2] * 8}
+    scaling = (
+        parse(model_type="phi3", rope_scaling=stated, original_max_position_embeddings=64)
+        .layer_ropes[0]
+        .scaling
+    )
+    growth = (1 + math.log(8) / math.log(64)) ** 0.5
+    assert scaling == LongRopeScaling((1.0,) * 8, (2.0,) * 8, 64, pytest.approx(growth))
+    unstretched = parse(rope_scaling=stated | {"type": "longrope"}).layer_ropes[0].scaling
+    assert unstretched == LongRopeScaling((1.0,) * 8, (2.0,) * 8, 512, 1.0)
+
+
+def test_granites_multipliers_are_folded() -> None:
+    config = parse(
+        model_type="granite",
+        embedding_multiplier=12.0,
+        residual_multiplier=0.5,
+        attention_multiplier=0.1,
+        logits_scaling=8.0,
+    )
+    assert (config.embed_scale, config.norm_eps) == (24.0, 4e-5)
+    assert (config.query_scale, config.logit_scale) == (0.1, 0.125)
+    assert parse(residual_multiplier=0.5) == parse()  # a Llama has none
+
+
+def test_temperature_of_queries() -> None:
+    stated = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e6}
+    plain = parse(model_type="ministral3", head_dim=None, rope_parameters=stated)
+    assert (plain.query_temperature, plain.head_dim) == (None, 128)
+    warm = parse(model_type="ministral3", rope_parameters=stated | {"llama_4_scaling_beta": 0.1})
+    assert warm.query_temperature == QueryTemperature(0.1, 64)
+    assert warm.layer_windows == (None,) * 4
+
+
+def test_heads_of_gemma4s_layers() -> None:
+    stated = {"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+    config = parse(**GEMMA4 | stated)
+    local, everywhere = LayerHeads(2, 16), LayerHeads(1, 32, values_are_keys=True)
+    assert config.layer_heads == (local, everywhere) * 2
+    assert (config.num_kv_heads, config.head_dim, config.query_scale) == (2, 16, 1.0)
+    assert [rope.head_dim for rope in config.layer_ropes] == [16, 32, 16, 32]
+    assert config.layer_ropes[1].scaling == DivisorScaling((1.0,) * 4 + (math.inf,) * 12)
+    assert config.layer_windows == (512, None, 512, None)
+    # A slab holds the larger of both; the smaller ones lie in it twice.
+    own_values = parse(**GEMMA4 | {"num_key_value_heads": 1, "global_head_dim": 32})
+    assert (own_values.num_kv_heads, own_values.kv_copies(own_values.heads_of(0))) == (2, 2)
+    with pytest.raises(CorruptCheckpoint, match="layer_heads must have 4 entries"):
+        replace(config, layer_heads=(local,))
+
+
+def test_later_fields_leave_earlier_fingerprints_as_they_were() -> None:
+    """Sessions are saved under them."""
+    assert fingerprint(parse(), ()) == "891dc106c71e026a6d609d8ec3557f00d9942c0e4caf296e0c42091f086f0e5b"
+    qwen3 = fingerprint(parse(model_type="qwen3"), ())
+    assert qwen3 == "0cafc6fe4353b882339a68221747723a9f30d24e0e86b1f051f9b9eddb5b26a9"
+    plain = parse(model_type="phi3")
+    assert fingerprint(plain, ()) != fingerprint(replace(plain, family="llama"), ())
+    divided = [
+        replace(plain, layer_ropes=(RopeConfig(1e4, 16, DivisorScaling((2.0,) * 8, factor)),) * 4)
+        for factor in (1.0, 1.5)
+    ]
+    assert fingerprint(divided[0], ()) != fingerprint(divided[1], ())
+    assert fingerprint(parse(partial_rotary_factor=0.5), ()) != fingerprint(parse(), ())
+
+
 def test_end_tokens_of_all_files_are_united() -> None:
     config = config_from_hf(BASE | {"eos_token_id": 5, "bos_token_id": 3}, {"eos_token_id": [7, 5]})
     assert config.eos_token_ids == (7, 5)
@@ -123,17 +212,19 @@ def test_end_tokens_of_all_files_are_united() -> None:
         ({"model_type": "mamba"}, "architecture 'mamba'"),
         ({"model_type": "llava", "text_config": {"model_type": "llama"}}, "'llava with a llama text_config'"),
         ({"num_local_experts": 8}, "num_local_experts = 8"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
-        (
-            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-            "partial_rotary_factor = 0.5",
-        ),
+        ({"model_type": "granitemoehybrid"}, "architecture 'granitemoehybrid'"),
+        ({"model_type": "gemma3n"}, "architecture 'gemma3n'"),
+        ({"model_type": "gemma4_text"}, "an embedding for each layer .256 numbers a token. is not supported"),
+        (GEMMA4 | {"num_kv_shared_layers": 2}, "last 2 layers attend to the keys of earlier ones"),
+        (GEMMA4 | {"enable_moe_block": True}, "mixtures of experts are not supported"),
+        (GEMMA4 | {"global_head_dim": 24}, "2 key heads of 16 do not fit a slab of 3 of 16"),
+        (GEMMA4 | {"global_head_dim": 20}, "heads of 16 do not fill a slab of 40 numbers a token"),
+        ({"model_type": "mistral3", "text_config": {"model_type": "mistral4"}}, "architecture 'mistral4'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config = 'gptq'"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"hidden_act": "relu"}, "activation 'relu'"),
         ({"model_type": "gemma2", "hidden_activation": "gelu"}, "activation 'gelu'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE scaling 'dynamic' is not supported"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "RoPE scaling 'longrope'"),
         ({"rope_scaling": {"type": "default", "mrope_section": [1, 2]}}, "RoPE scaling 'mrope'"),
         ({"model_type": "qwen3", "layer_types": ["linear_attention"] * 4}, "layer type 'linear_attention'"),
     ],
@@ -166,11 +257,30 @@ def test_refused_by_name(changes: dict[str, Any], message: str) -> None:
         ({"rope_scaling": {"type": "linear"}}, "config.json, rope_scaling: factor is missing"),
         ({"rope_scaling": [1]}, "rope_scaling must be an object"),
         ({"rope_scaling": {"type": 3}}, "type must be a text"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "short_factor is missing"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": 1}},
+            "short_factor must be a list of numbers",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0]}},
+            "rope divisors must be 8 positive numbers",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 0}},
+            "original_max_position_embeddings must be at least 1",
+        ),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor must be from 0 to 1, got 1.5"),
+        ({"partial_rotary_factor": 0.2}, "rotary dimensions must be even and at most 16, got 3"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers has 1 entries for 4 layers"),
+        ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "no_rope_layer_interval must be at least 1"),
+        ({"model_type": "granite", "residual_multiplier": 0}, "residual_multiplier must be positive"),
+        ({"model_type": "ministral3"}, "rope_parameters is missing"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"model_type": "qwen2", "layer_types": [[]]}, "layer_types must be a list of str"),
         (
             {"model_type": "qwen2", "layer_types": ["full_attention"]},
-            "layer_windows must have one entry for each of 4",
+            "layer_types must have 4 entries, got 1",
         ),
         ({"model_type": "gemma3", "sliding_window_pattern": 0}, "sliding_window_pattern must be at least 1"),
         ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be positive"),

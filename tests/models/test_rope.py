@@ -12,6 +12,7 @@ from kakeya.models.rope import (
     DivisorScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RopeConfig,
     YarnScaling,
     inverse_frequencies,
@@ -106,3 +107,47 @@ def test_frequencies_cannot_be_changed_by_a_reader() -> None:
 def test_senseless_settings(theta: float, scaling: LinearScaling | None, message: str) -> None:
     with pytest.raises(CorruptCheckpoint, match=message):
         RopeConfig(theta, 8, scaling)
+
+
+def test_a_head_rotated_in_part_turns_as_its_first_dimensions_alone() -> None:
+    """What is reordered, turned as a whole head and put back is what the partial rotation says."""
+    rope = RopeConfig(500.0, 16, rotated=12)
+    order = torch.tensor(rope.paired_order())
+    assert sorted(order.tolist()) == list(range(16))
+    x = torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
+    cos, sin = rope_tables(rope, range(5))
+    first, second = x[:, order].chunk(2, dim=-1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    back = torch.empty_like(x)
+    back[:, order] = turned
+    cos, sin = rope_tables(RopeConfig(500.0, 12), range(5))
+    first, second = x[:, :12].chunk(2, dim=-1)
+    expected = torch.cat([first * cos - second * sin, second * cos + first * sin, x[:, 12:]], dim=-1)
+    assert torch.equal(back, expected)
+
+
+def test_a_layer_without_positions_never_turns() -> None:
+    rope = RopeConfig.unrotated(8)
+    cos, sin = rope_tables(rope, [0, 10**7])
+    assert torch.equal(cos, torch.ones(2, 4))
+    assert torch.equal(sin, torch.zeros(2, 4))
+    assert rope.paired_order() is None
+    assert RopeConfig(500.0, 8).paired_order() is None
+
+
+def test_pairs_that_do_not_turn_do_not_grow() -> None:
+    rope = RopeConfig(500.0, 8, DivisorScaling((1.0, math.inf), attention_factor=2.0), rotated=4)
+    cos, _ = rope_tables(rope, [0, 3])
+    assert cos[0].tolist() == [2.0, 1.0, 1.0, 1.0]
+    assert cos[1, 1:].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_capacity_of_the_cache_chooses_longropes_divisors() -> None:
+    scaling = LongRopeScaling((1.0, 2.0), (3.0, 4.0), original_positions=64, attention_factor=1.5)
+    rope = RopeConfig(500.0, 4, scaling)
+    assert rope.within(64).scaling == DivisorScaling((1.0, 2.0), 1.5)
+    assert rope.within(65).scaling == DivisorScaling((3.0, 4.0), 1.5)
+    assert rope.attention_factor == rope.within(64).attention_factor == 1.5
+    assert RopeConfig(500.0, 4).within(64) == RopeConfig(500.0, 4)
+    with pytest.raises(AssertionError, match="use `within` first"):
+        rope_tables(rope, [0])

@@ -24,6 +24,64 @@ SHAPE = {
     "pad_token_id": 0,
 }
 
+# Heads of 16 and four layers: past the wrap of a small cache, where families differ.
+BOUNDED_SHAPE = SHAPE | {"head_dim": 16, "num_hidden_layers": 4}
+_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 4}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5],
+    "long_factor": [4.0, 5.0, 6.0, 7.0, 8.0, 9.0],
+}
+GEMMA4 = SHAPE | {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 5,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+BOUNDED = {
+    "gemma2": transformers.Gemma2Config(**BOUNDED_SHAPE, sliding_window=5, query_pre_attn_scalar=24),
+    "gemma3": transformers.Gemma3TextConfig(**BOUNDED_SHAPE, sliding_window=5, sliding_window_pattern=2),
+    "mistral": transformers.MistralConfig(**BOUNDED_SHAPE, sliding_window=7),
+    "ministral3": transformers.Ministral3Config(
+        **BOUNDED_SHAPE,
+        rope_parameters=_YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.4},
+    ),
+    "qwen2": transformers.Qwen2Config(**SHAPE),
+    "qwen3": transformers.Qwen3Config(**BOUNDED_SHAPE),
+    "phi3-short": transformers.Phi3Config(
+        **SHAPE | {"num_attention_heads": 2},
+        original_max_position_embeddings=64,
+        rope_parameters=_LONGROPE,
+    ),
+    "phi3-long": transformers.Phi3Config(
+        **SHAPE | {"num_attention_heads": 2},
+        original_max_position_embeddings=8,
+        rope_parameters=_LONGROPE,
+    ),
+    "smollm3": transformers.SmolLM3Config(**BOUNDED_SHAPE, no_rope_layer_interval=2),
+    "olmo2": transformers.Olmo2Config(**SHAPE | {"num_attention_heads": 2, "num_key_value_heads": 1}),
+    "olmo3": transformers.Olmo3Config(
+        **SHAPE | {"num_attention_heads": 2, "num_hidden_layers": 4},
+        sliding_window=5,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": _YARN,
+        },
+    ),
+    "granite": transformers.GraniteConfig(
+        **SHAPE | {"num_attention_heads": 2},
+        embedding_multiplier=3.0,
+        attention_multiplier=0.2,
+        residual_multiplier=0.5,
+        logits_scaling=0.5,
+    ),
+}
+
 
 def save_random(
     config: transformers.PreTrainedConfig, directory: Path, **how: object
@@ -34,6 +92,9 @@ def save_random(
     kind = transformers.AutoModelForImageTextToText if nested else transformers.AutoModelForCausalLM
     model = kind.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.add_(torch.rand_like(buffer) - 0.5)
         for name, parameter in model.named_parameters():
             spread = 0.3 if "norm" in name or parameter.dim() == 1 else 1.5 / parameter.shape[-1] ** 0.5
             parameter.add_(torch.randn_like(parameter) * spread)
@@ -57,9 +118,11 @@ def plain_attend(config: ModelConfig, length: int) -> Attend:
     distance = torch.arange(length)[:, None] - torch.arange(length)[None, :]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        cos, sin = (table[:, None] for table in rope_tables(config.layer_ropes[layer], range(length)))
-        group = config.num_heads // config.num_kv_heads
+        rope = config.layer_ropes[layer].within(length)
+        cos, sin = (table[:, None] for table in rope_tables(rope, range(length)))
+        group = config.num_heads // k.shape[1]
         q, k = _rotated(q, cos, sin), _rotated(k, cos, sin).repeat_interleave(group, dim=1)
+        q = q * _temperatures(config, length)[:, None, None]
         scores = torch.einsum("qhd,khd->hqk", q, k) * config.query_scale
         if config.attention_softcap is not None:
             scores = (scores / config.attention_softcap).tanh() * config.attention_softcap
@@ -68,6 +131,13 @@ def plain_attend(config: ModelConfig, length: int) -> Attend:
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.repeat_interleave(group, dim=1)).flatten(1)
 
     return attend
+
+
+def _temperatures(config: ModelConfig, length: int) -> Tensor:
+    if config.query_temperature is None:
+        return torch.ones(length)
+    beta, positions = config.query_temperature.beta, config.query_temperature.positions
+    return 1 + beta * torch.log(1 + torch.floor(torch.arange(length) / positions))
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Tiny GGUF files, written by the `gguf` package in the way its converter lays tensors out."""
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -13,35 +14,63 @@ from gguf import GGMLQuantizationType as Kind
 Array = npt.NDArray[np.float32]
 
 
-def write_model(path: Path, model: transformers.PreTrainedModel, **metadata: object) -> Path:
-    """A `transformers` model as a float32 GGUF file."""
+# Where the architecture has another name than the model type.
+ARCHITECTURE_OF = {
+    "mistral": "llama",
+    "ministral3": "mistral3",
+    "olmo3": "olmo2",
+    "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
+}
+INTERLEAVED = ("llama", "mistral3", "smollm3", "granite")
+
+
+def write_model(
+    path: Path,
+    model: transformers.PreTrainedModel,
+    tensors: Mapping[str, Array] | None = None,
+    **metadata: object,
+) -> Path:
+    """A `transformers` model as a float32 GGUF file; `tensors` are those that the model does not have."""
     config = model.config
-    architecture = config.model_type.removesuffix("_text")
+    architecture = ARCHITECTURE_OF.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
-    add_geometry(writer, config)
+    add_geometry(writer, config, stated=metadata)
     add_metadata(writer, metadata)
     names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], config.num_hidden_layers)
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
+        if name.endswith("layer_scalar"):
+            name += ".weight"
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         writer.add_tensor(stored, _laid_out(name, parameter.numpy(), architecture, config))
+    for stored, array in (tensors or {}).items():
+        writer.add_tensor(stored, array)
     return finish(writer, path)
 
 
-def add_geometry(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig) -> None:
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+def add_geometry(
+    writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig, stated: Mapping[str, object] | None = None
+) -> None:
+    """What `stated` has metadata of its own for is left out."""
+    stated = stated or {}
+    head_dim = None if "attention__key_length" in stated else getattr(config, "head_dim", None)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if "attention__head_count_kv" not in stated:
+        writer.add_head_count_kv(config.num_key_value_heads)
+    if head_dim is not None:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_rope_freq_base(rope["rope_theta"])
+    if "sliding_attention" in config.rope_parameters:
+        writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
 
 
 def add_metadata(writer: gguf.GGUFWriter, metadata: dict[str, object]) -> None:
@@ -125,11 +154,11 @@ ARCHITECTURES = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
 def _laid_out(name: str, array: Array, architecture: str, config: transformers.PreTrainedConfig) -> Array:
-    if architecture == "llama" and ".q_proj." in name:
+    if architecture in INTERLEAVED and ".q_proj." in name:
         return interleaved(array, config.num_attention_heads)
-    if architecture == "llama" and ".k_proj." in name:
+    if architecture in INTERLEAVED and ".k_proj." in name:
         return interleaved(array, config.num_key_value_heads)
-    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+    if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
         return array + 1
     return array
 

@@ -39,17 +39,21 @@ def pair_attention(
     scale: float | None = None,
     softcap: float | None = None,
     local: int | None = None,
+    frequencies: Tensor | None = None,
+    growth: Tensor | float = 1.0,
 ) -> Tensor:
     """q [T, heads, d], k and v [T, kv_heads, d], unrotated -> [T, heads * d].
 
-    A layer with a local span sees only pairs whose distance is below it.
+    A layer with a local span sees only pairs whose distance is below it. `frequencies` [d / 2]: where theta
+    does not say them. `growth` [d / 2]: of a rotated pair of query and key each.
     """
     length, heads, dim = q.shape
     group = heads // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     inverse = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    inverse = inverse if frequencies is None else frequencies
     angle = distances(length, sink, window)[..., None].double() * inverse  # [T, T, d/2]
-    cos, sin = angle.cos().float()[:, :, None], angle.sin().float()[:, :, None]
+    cos, sin = ((growth**2 * part).float()[:, :, None] for part in (angle.cos(), angle.sin()))
     first, second = q[:, None, :, : dim // 2], q[:, None, :, dim // 2 :]
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)  # [T, T, heads, d]
     scores = torch.einsum("tjhd,jhd->htj", rotated, k) * (dim**-0.5 if scale is None else scale)

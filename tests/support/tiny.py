@@ -12,7 +12,7 @@ from kakeya.config import CacheConfig, EngineConfig
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.runner import CpuBackend
-from kakeya.engine.slab import SlabGeometry, SlabPool
+from kakeya.engine.slab import SlabPool, slab_geometry
 from kakeya.models.checkpoint import open_checkpoint
 from kakeya.models.decoder import Decoder
 from kakeya.models.loader import load_decoder
@@ -100,9 +100,7 @@ def load(directory: Path, config: EngineConfig) -> Decoder:
 
 
 def make_backend(decoder: Decoder, config: EngineConfig, fingerprint: str = "tiny") -> CpuBackend:
-    model = decoder.config
-    geometry = SlabGeometry(model.num_layers, model.num_kv_heads, model.head_dim, config.cache, config.dtype)
-    pool = SlabPool(geometry, config.capacity)
+    pool = SlabPool(slab_geometry(decoder.config, config), config.capacity)
     return CpuBackend(decoder, pool, config.numerics, native.load(config.kernels), fingerprint)
 
 

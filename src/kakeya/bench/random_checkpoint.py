@@ -42,8 +42,9 @@ class RandomCheckpoint:
     def fingerprint(self) -> str:
         return f"random/{self._shape.name}/{self._seed}"
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str, order: Tensor | None = None) -> Tensor:
         """bfloat16, on the device; the same whenever it is asked for."""
+        assert order is None, "every shape is rotated whole"
         size = self._sizes.get(name.partition("layers.")[2].partition(".")[2] or name)
         if size is None:
             raise CorruptCheckpoint(f"the shape {self._shape.name} has no tensor {name}")

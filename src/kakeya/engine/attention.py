@@ -20,7 +20,7 @@ from torch import Tensor
 from kakeya.engine.batch import Segment
 from kakeya.engine.slab import KVSlab, SlabPool
 from kakeya.kernels import Kernels
-from kakeya.models.config import ModelConfig
+from kakeya.models.config import ModelConfig, QueryTemperature
 from kakeya.models.rope import RopeConfig, rope_tables
 from kakeya.types import Numerics
 
@@ -39,6 +39,7 @@ class Rotations:
     """Rotary tables of a batch's rows: at their position, and at the position sinks see them at."""
 
     def __init__(self, segments: Sequence[Segment], capacity: int) -> None:
+        self._capacity = capacity
         self._positions = np.concatenate([np.arange(s.start, s.end, dtype=np.int64) for s in segments])
         self._sink_positions = np.minimum(self._positions, capacity - 1)
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
@@ -46,11 +47,21 @@ class Rotations:
     def tables(self, rope: RopeConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """cos, sin at the row's position and cos, sin for sink columns, each [rows, d / 2] float32."""
         if rope not in self._tables:
-            window = rope_tables(rope, self._positions)
+            bounded = rope.within(self._capacity)
+            window = rope_tables(bounded, self._positions)
             before_wrap = np.array_equal(self._positions, self._sink_positions)
-            sink = window if before_wrap else rope_tables(rope, self._sink_positions)
+            sink = window if before_wrap else rope_tables(bounded, self._sink_positions)
             self._tables[rope] = (*window, *sink)
         return self._tables[rope]
+
+    def warmed(self, q: Tensor, temperature: QueryTemperature | None) -> Tensor:
+        """Queries [rows, heads, d] grown by their temperature at the position that sinks see them at: like
+        every angle, it stays what it was when the cache became full."""
+        if temperature is None or self._capacity <= temperature.positions:
+            return q
+        laps = np.log1p(self._sink_positions // temperature.positions)
+        growth = torch.from_numpy((1 + temperature.beta * laps).astype(np.float32))
+        return q * growth[:, None, None]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -88,12 +99,13 @@ class _NativeStep:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         model = self._model
+        k, v = filling_slab(model, layer, k, v)
         out = self._kernels.attend(
-            q,
+            self._rotations.warmed(q, model.query_temperature),
             k,
             v,
             *self._rotations.tables(model.layer_ropes[layer]),
-            self._pool.storage,
+            self._pool.of_layer(layer),
             layer,
             self._segments,
             self._sinks,
@@ -165,13 +177,15 @@ class _TorchStep:
         return _Piece(slab, slice(first_row, first_row + count), torch.from_numpy(slots), columns, visible)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = filling_slab(self._model, layer, k, v)
         cos, sin, sink_cos, sink_sin = self._rotations.tables(self._model.layer_ropes[layer])
         keys = rotate(k, cos, sin).to(self._pool.storage.dtype)
         values = v.to(self._pool.storage.dtype)
+        q = self._rotations.warmed(q, self._model.query_temperature)
         window_queries, sink_queries = rotate(q, cos, sin), rotate(q, sink_cos, sink_sin)
         out = torch.empty(q.shape, dtype=torch.float32)
         for piece in self._pieces:
-            storage = piece.slab.storage[layer]
+            storage = piece.slab.layer(layer)
             storage[0][:, piece.slots] = keys[piece.rows].transpose(0, 1)
             storage[1][:, piece.slots] = values[piece.rows].transpose(0, 1)
             out[piece.rows] = self._attend_piece(
@@ -181,7 +195,7 @@ class _TorchStep:
         return out.flatten(1)
 
     def _attend_piece(self, piece: _Piece, layer: int, window_q: Tensor, sink_q: Tensor) -> Tensor:
-        storage = piece.slab.storage[layer][:, :, : piece.columns].float()
+        storage = piece.slab.layer(layer)[:, :, : piece.columns].float()
         visible = piece.visible[self._model.layer_windows[layer]]
         rows = window_q.shape[0]
         if self._fixed_shape and rows < self._piece_rows:
@@ -191,31 +205,38 @@ class _TorchStep:
             )
             visible = torch.cat([visible, visible[-1:].expand(padding, -1)])
         sink = min(piece.slab.sink, piece.columns)
+        heads, (_, kv_heads, _, dim) = self._model.num_heads, storage.shape
         scores = torch.cat(
             [
-                self._grouped(sink_q) @ storage[0][:, :sink].transpose(1, 2),
-                self._grouped(window_q) @ storage[0][:, sink:].transpose(1, 2),
+                _grouped(sink_q, kv_heads) @ storage[0][:, :sink].transpose(1, 2),
+                _grouped(window_q, kv_heads) @ storage[0][:, sink:].transpose(1, 2),
             ],
             dim=-1,
         )
-        weights = self._weights(scores, visible)
-        heads, kv_heads, dim = self._model.num_heads, self._model.num_kv_heads, self._model.head_dim
+        weights = self._weights(scores, visible, heads // kv_heads)
         mixed = (weights @ storage[1]).view(kv_heads, heads // kv_heads, -1, dim)
         return mixed.permute(2, 0, 1, 3).reshape(-1, heads, dim)[:rows]
 
-    def _grouped(self, q: Tensor) -> Tensor:
-        """[rows, heads, d] -> [kv_heads, group * rows, d]: the queries that share a kv head together."""
-        rows, heads, dim = q.shape
-        kv_heads = self._model.num_kv_heads
-        return q.view(rows, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
-
-    def _weights(self, scores: Tensor, visible: Tensor) -> Tensor:
+    def _weights(self, scores: Tensor, visible: Tensor, group: int) -> Tensor:
         scores = scores * self._model.query_scale
         softcap = self._model.attention_softcap
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        group = self._model.num_heads // self._model.num_kv_heads
         return scores.masked_fill(~visible.repeat(group, 1), float("-inf")).softmax(dim=-1)
+
+
+def filling_slab(model: ModelConfig, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """As many copies of each key head as fill the layer's place: queries of a group then share fewer."""
+    copies = model.kv_copies(model.heads_of(layer))
+    if copies == 1:
+        return k, v
+    return k.repeat_interleave(copies, 1), v.repeat_interleave(copies, 1)
+
+
+def _grouped(q: Tensor, kv_heads: int) -> Tensor:
+    """[rows, heads, d] -> [kv_heads, group * rows, d]: the queries that share a kv head together."""
+    rows, heads, dim = q.shape
+    return q.view(rows, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
 
 
 def visibility(

@@ -132,7 +132,8 @@ class CpuBackend:
         self._fingerprint = fingerprint
         model = decoder.config
         self._attention: NativeAttention | TorchAttention
-        if kernels is not None and kernels.supports_head_dim(model.head_dim):
+        sizes = {model.heads_of(layer).head_dim for layer in range(model.num_layers)}
+        if kernels is not None and all(map(kernels.supports_head_dim, sizes)):
             self._attention = NativeAttention(kernels, model, pool)
         else:
             self._attention = TorchAttention(model, pool, numerics)

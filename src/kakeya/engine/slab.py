@@ -36,6 +36,19 @@ class SlabGeometry:
     head_dim: int
     cache: CacheConfig
     dtype: DType
+    layer_heads: tuple[tuple[int, int], ...] = ()
+    """Key heads and their size for each layer, where not all are alike: each fills the same place."""
+
+    def plane(self, layer: int) -> tuple[int, int, int, int]:
+        """The shape of one layer's keys and values."""
+        kv_heads, head_dim = self.layer_heads[layer] if self.layer_heads else (self.kv_heads, self.head_dim)
+        return (2, kv_heads, self.cache.slots, head_dim)
+
+    def by_slot(self, storage: Tensor) -> list[Tensor]:
+        """Views of a slab that together are all of it, and have slots as dimension 3."""
+        if not self.layer_heads:
+            return [storage]
+        return [storage[layer].view(1, *self.plane(layer)) for layer in range(self.layers)]
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -57,7 +70,10 @@ class SlabGeometry:
 
 def slab_geometry(model: ModelConfig, config: EngineConfig) -> SlabGeometry:
     """The slabs that `model` needs."""
-    return SlabGeometry(model.num_layers, model.num_kv_heads, model.head_dim, config.cache, config.dtype)
+    layer_heads = tuple((each.kv_heads * model.kv_copies(each), each.head_dim) for each in model.layer_heads)
+    return SlabGeometry(
+        model.num_layers, model.num_kv_heads, model.head_dim, config.cache, config.dtype, layer_heads
+    )
 
 
 def free_memory(device: torch.device) -> int:
@@ -87,6 +103,11 @@ class SlabPool:
             (count, *geometry.shape), dtype=FLOAT_TYPES[geometry.dtype], device=device
         ).zero_()
         self._free = list(range(count - 1, -1, -1))
+
+    def of_layer(self, layer: int) -> Tensor:
+        """All slabs [count, layers, 2, kv_heads, slots, head_dim] as that layer sees them: of the others,
+        only where they lie is right."""
+        return self.storage.view(*self.storage.shape[:2], *self.geometry.plane(layer))
 
     @property
     def free_count(self) -> int:
@@ -124,7 +145,7 @@ class KVSlab:
         self.sink = sink
         self.written = 0
         self.committed = 0
-        self._overwritten: tuple[Tensor, Tensor] | None = None
+        self._overwritten: tuple[Tensor, list[Tensor]] | None = None
 
     @property
     def geometry(self) -> SlabGeometry:
@@ -139,6 +160,14 @@ class KVSlab:
     def storage(self) -> Tensor:
         """[layers, 2, kv_heads, slots, head_dim], keys first."""
         return self.pool.storage[self.index]
+
+    @property
+    def _parts(self) -> list[Tensor]:
+        return self.geometry.by_slot(self.storage)
+
+    def layer(self, index: int) -> Tensor:
+        """[2, kv_heads, slots, head_dim] of that layer."""
+        return self.storage[index].view(self.geometry.plane(index))
 
     @property
     def filled_slots(self) -> int:
@@ -161,7 +190,7 @@ class KVSlab:
         if end - self.committed > cache.spare + 1 and end > cache.slots:
             positions = np.arange(max(start, end - (cache.slots - self.sink)), end)
             slots = self.indices(self.geometry.slots_of(positions, self.sink))
-            self._overwritten = slots, self.storage.index_select(3, slots)
+            self._overwritten = slots, [part.index_select(3, slots) for part in self._parts]
         self.written = end
         return start
 
@@ -178,7 +207,8 @@ class KVSlab:
         """Forget every token that is written but not committed."""
         if self._overwritten is not None:
             slots, saved = self._overwritten
-            self.storage.index_copy_(3, slots, saved)
+            for part, kept in zip(self._parts, saved, strict=True):
+                part.index_copy_(3, slots, kept)
             self._overwritten = None
         self.written = self.committed
 

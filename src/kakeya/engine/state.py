@@ -52,7 +52,9 @@ def snapshot(sequence: Sequence, fingerprint: str, notes: str) -> SequenceState:
     positions = slab.slot_positions()
     held = slab.indices(np.flatnonzero(positions >= 0))
     storage = torch.zeros_like(slab.storage)
-    storage.index_copy_(3, held, slab.storage.index_select(3, held))
+    parts = slab.geometry.by_slot(slab.storage)
+    for copy, part in zip(slab.geometry.by_slot(storage), parts, strict=True):
+        copy.index_copy_(3, held, part.index_select(3, held))
     return SequenceState(
         fingerprint,
         geometry_name(slab.geometry),
@@ -79,7 +81,10 @@ def restore(sequence: Sequence, state: SequenceState) -> None:
 
 def geometry_name(geometry: SlabGeometry) -> str:
     """The geometry in a form that two files can be compared by."""
-    return json.dumps(asdict(geometry), sort_keys=True)
+    facts = asdict(geometry)
+    if not geometry.layer_heads:
+        del facts["layer_heads"]  # as files from before there were such layers have it
+    return json.dumps(facts, sort_keys=True)
 
 
 def on_device(state: SequenceState, device: torch.device) -> SequenceState:

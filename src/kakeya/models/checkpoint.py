@@ -34,9 +34,10 @@ class Checkpoint(Protocol):
     def fingerprint(self) -> str:
         """A stable id of the configuration and the weights, the same for every copy of the same files."""
 
-    def tensor(self, name: str) -> Tensor | BlockTensor:
+    def tensor(self, name: str, order: Tensor | None = None) -> Tensor | BlockTensor:
         """The tensor of that Hugging Face name, for instance "model.layers.0.self_attn.q_proj.weight".
 
+        `order`: which of its rows comes where (for a vector, which element); None for as they are.
         It may be a view of the file: do not write to it. Raises CorruptCheckpoint when it is missing or
         unreadable, UnsupportedModel when its element type is not supported.
         """

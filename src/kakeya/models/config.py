@@ -1,5 +1,6 @@
 """What a decoder looks like, whatever file it came from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,6 +8,7 @@ from kakeya.errors import CorruptCheckpoint, UnsupportedModel
 from kakeya.models.rope import RopeConfig
 
 Activation = Literal["silu", "gelu_tanh"]
+QkNorm = Literal["head", "width"]  # each head on its own, or all heads of a row together
 
 
 @dataclass(frozen=True)
@@ -15,20 +17,52 @@ class Family:
 
     name: str
     qkv_bias: bool = False
-    qk_norm: bool = False
-    gemma: bool = False  # post norms, scaled embeddings, 1 + w norms, tied head, GELU
+    qk_norm: QkNorm | None = None
+    gemma: bool = False  # scaled embeddings, GELU
+    norm_offset: float = 0.0  # added to norm weights; GGUF files have it in them already
+    pre_norms: bool = True
+    post_norms: bool = False
+    fused: bool = False  # one tensor for q, k and v, and one for gate and up
+    tied: bool = False  # when the file does not say
+    theta: float = 10_000.0  # when the file does not say
     local_pattern: int | None = None  # every n-th layer is global, the others are local
+    unrotated_pattern: int | None = None  # every n-th layer has no positions
+    gguf_name: str | None = None  # the architecture of its GGUF files; None: its own name
+    gguf_interleaved: bool = False  # rotary pairs are neighbours there, not half a head apart
 
 
 FAMILIES = {
     family.name: family
     for family in (
-        Family("llama"),
-        Family("mistral"),
+        Family("llama", gguf_interleaved=True),
+        Family("mistral", gguf_name="llama", gguf_interleaved=True),
+        Family("ministral3", theta=1e6, gguf_name="mistral3", gguf_interleaved=True),
         Family("qwen2", qkv_bias=True),
-        Family("qwen3", qk_norm=True),
-        Family("gemma2", gemma=True, local_pattern=2),
-        Family("gemma3", gemma=True, qk_norm=True, local_pattern=6),
+        Family("qwen3", qk_norm="head"),
+        Family("phi3", fused=True),
+        Family("smollm3", tied=True, theta=2e6, unrotated_pattern=4, gguf_interleaved=True),
+        Family("olmo2", qk_norm="width", pre_norms=False, post_norms=True),
+        Family(
+            "olmo3",
+            qk_norm="width",
+            pre_norms=False,
+            post_norms=True,
+            theta=5e5,
+            local_pattern=4,
+            gguf_name="olmo2",
+        ),
+        Family("granite", gguf_interleaved=True),
+        Family("gemma2", gemma=True, norm_offset=1.0, post_norms=True, tied=True, local_pattern=2),
+        Family(
+            "gemma3",
+            gemma=True,
+            norm_offset=1.0,
+            qk_norm="head",
+            post_norms=True,
+            tied=True,
+            local_pattern=6,
+        ),
+        Family("gemma4", gemma=True, qk_norm="head", post_norms=True, tied=True, local_pattern=6),
     )
 }
 
@@ -36,6 +70,37 @@ FAMILIES = {
 def unsupported_architecture(name: str) -> UnsupportedModel:
     known = ", ".join(FAMILIES)
     return UnsupportedModel(f"architecture {name!r} is not supported; supported families: {known}")
+
+
+@dataclass(frozen=True)
+class LayerHeads:
+    """The key heads of one layer; its queries have as many heads as those of every layer."""
+
+    kv_heads: int
+    head_dim: int
+    values_are_keys: bool = False  # before either is normed
+
+
+def refuse_gemma4_small(source: str, per_layer_size: int, shared_layers: int) -> None:
+    """E2B and E4B: raises UnsupportedModel with what they have and we do not."""
+    if per_layer_size:
+        raise UnsupportedModel(
+            f"{source}: Gemma 4 with an embedding for each layer ({per_layer_size} numbers a token) is not "
+            "supported: that table is larger than the rest of the model and would have to stay in the file"
+        )
+    if shared_layers:
+        raise UnsupportedModel(
+            f"{source}: Gemma 4 whose last {shared_layers} layers attend to the keys of earlier ones "
+            "is not supported: each layer of a slab holds its own"
+        )
+
+
+def slab_heads(layer_heads: Sequence[LayerHeads], kv_heads: int, head_dim: int) -> int:
+    """How many key heads of `head_dim` make up the place of a layer in a slab: of the largest layer."""
+    largest = max((each.kv_heads * each.head_dim for each in layer_heads), default=kv_heads * head_dim)
+    if largest % max(head_dim, 1):
+        raise UnsupportedModel(f"heads of {head_dim} do not fill a slab of {largest} numbers a token")
+    return largest // max(head_dim, 1)
 
 
 _SIZES = (
@@ -48,6 +113,15 @@ _SIZES = (
     "head_dim",
     "max_positions",
 )
+
+
+@dataclass(frozen=True)
+class QueryTemperature:
+    """Queries grow by 1 + beta * ln(1 + floor(t / positions)), t being the position a query is seen at: below
+    `positions` not at all."""
+
+    beta: float
+    positions: int
 
 
 @dataclass(frozen=True)
@@ -68,7 +142,7 @@ class ModelConfig:
     attention_bias: bool  # on q, k and v
     output_bias: bool  # on the attention's output product
     mlp_bias: bool
-    qk_norm: bool
+    qk_norm: QkNorm | None
     post_norms: bool
     tied_head: bool
     embed_scale: float
@@ -80,12 +154,21 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     max_positions: int
+    pre_norms: bool = True
+    fused_projections: bool = False  # one tensor for q, k and v, and one for gate and up
+    logit_scale: float = 1.0  # logits are multiplied by this
+    query_temperature: QueryTemperature | None = None
+    # Where layers differ, num_kv_heads and head_dim are those of a slab, and each layer has as many key heads
+    # as fill it: a whole number of copies of its own.
+    layer_heads: tuple[LayerHeads, ...] = ()
+    value_norm: bool = False  # each head of a value is normed, without a weight
+    layer_scalars: bool = False  # a layer's output is multiplied by a number of its own
 
     def __post_init__(self) -> None:
         for name in _SIZES:
             if getattr(self, name) < 1:
                 raise CorruptCheckpoint(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.num_heads % self.num_kv_heads:
+        if self.num_heads % self.num_kv_heads and not self.layer_heads:
             raise CorruptCheckpoint(
                 f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}"
             )
@@ -97,19 +180,40 @@ class ModelConfig:
                 raise CorruptCheckpoint(
                     f"{name} must have one entry for each of {self.num_layers} layers, got {count}"
                 )
+        self._check_layer_heads()
         self._check_ranges()
+
+    def _check_layer_heads(self) -> None:
+        if self.layer_heads and len(self.layer_heads) != self.num_layers:
+            raise CorruptCheckpoint(f"layer_heads must have {self.num_layers} entries")
+        for heads in self.layer_heads:
+            copied = heads.kv_heads * self.kv_copies(heads)
+            if copied * heads.head_dim != self.kv_size or self.num_heads % copied:
+                raise UnsupportedModel(
+                    f"{heads.kv_heads} key heads of {heads.head_dim} do not fit a slab of "
+                    f"{self.num_kv_heads} of {self.head_dim} with {self.num_heads} query heads"
+                )
 
     def _check_ranges(self) -> None:
         for window in self.layer_windows:
             if window is not None and window < 1:
                 raise CorruptCheckpoint(f"a local attention window must be at least 1, got {window}")
-        for name in ("norm_eps", "query_scale", "attention_softcap", "logit_softcap"):
+        for name in ("norm_eps", "query_scale", "attention_softcap", "logit_softcap", "logit_scale"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise CorruptCheckpoint(f"{name} must be positive, got {value}")
         for token in (*self.eos_token_ids, *([self.bos_token_id] if self.bos_token_id is not None else [])):
             if not 0 <= token < self.vocab_size:
                 raise CorruptCheckpoint(f"token id {token} is outside the vocabulary of {self.vocab_size}")
+
+    def heads_of(self, layer: int) -> LayerHeads:
+        if self.layer_heads:
+            return self.layer_heads[layer]
+        return LayerHeads(self.num_kv_heads, self.head_dim)
+
+    def kv_copies(self, heads: LayerHeads) -> int:
+        """How often such key heads lie in a slab."""
+        return max(1, self.kv_size // (heads.kv_heads * heads.head_dim))
 
     @property
     def query_size(self) -> int:

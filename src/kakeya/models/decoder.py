@@ -3,15 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from kakeya.models.config import ModelConfig
+from kakeya.models.config import LayerHeads, ModelConfig
 from kakeya.models.embedding import Embedding
 from kakeya.models.linear import Linear
 from kakeya.models.row_ops import RowOps, softcap
 
-# attend(layer, q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]) -> [rows, heads * head_dim].
-# q and k are not rotated yet; all three may be views with a row stride.
+# attend(layer, q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]) -> [rows, heads * head_dim],
+# with the heads of that layer. q and k are not rotated yet; all three may be views with a row stride.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 # tap(layer, hidden): shown each layer's output, float32 [rows, hidden].
 Tap = Callable[[int, Tensor], None]
@@ -21,16 +22,17 @@ Tap = Callable[[int, Tensor], None]
 class Layer:
     """One layer's weights. Norm weights are float32 and have the family's offset added."""
 
-    input_norm: Tensor
+    input_norm: Tensor | None
     qkv: Linear
     query_norm: Tensor | None
     key_norm: Tensor | None
     output: Linear
     post_attention_norm: Tensor | None
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     gate_up: Linear
     down: Linear
     post_mlp_norm: Tensor | None
+    scalar: Tensor | None = None  # float32 [1], of the layer's output
 
 
 class Decoder:
@@ -56,7 +58,8 @@ class Decoder:
         self._layers = tuple(layers)
         self._final_norm = final_norm
         self._head = head
-        self._head_counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        self._heads = [config.heads_of(layer) for layer in range(config.num_layers)]
+        self._ones = {heads.head_dim: torch.ones(heads.head_dim) for heads in self._heads}
 
     def forward(self, token_ids: Tensor, attend: Attend, tap: Tap | None = None) -> Tensor:
         """The hidden state of each row after the final norm, float32 [rows, hidden]."""
@@ -64,9 +67,11 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             hidden = self._attention_block(index, layer, hidden, attend)
             hidden = self._mlp_block(layer, hidden)
+            if layer.scalar is not None:
+                hidden.mul_(layer.scalar)
             if tap is not None:
                 tap(index, hidden)
-        return self._ops.rms_norm(hidden, self._final_norm, self.config.norm_eps)
+        return self._normed(hidden, self._final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [n, vocab] for final hidden states [n, hidden]."""
@@ -90,30 +95,36 @@ class Decoder:
         return hidden if scale == 1.0 else hidden.mul_(scale)
 
     def _attention_block(self, index: int, layer: Layer, hidden: Tensor, attend: Attend) -> Tensor:
-        eps = self.config.norm_eps
-        qkv = layer.qkv(self._ops.rms_norm(hidden, layer.input_norm, eps))
-        q, k, v = self._split_heads(qkv)
+        q, k, v = self._split_heads(self._heads[index], layer.qkv(self._normed(hidden, layer.input_norm)))
+        if self.config.value_norm:
+            v = self._head_norm(v, self._ones[v.shape[-1]])
         if layer.query_norm is not None and layer.key_norm is not None:
             q, k = self._head_norm(q, layer.query_norm), self._head_norm(k, layer.key_norm)
         attended = attend(index, q, k, v)
         if layer.post_attention_norm is None:
             return layer.output(attended, hidden)
-        return self._ops.rms_norm(layer.output(attended), layer.post_attention_norm, eps).add_(hidden)
+        return self._normed(layer.output(attended), layer.post_attention_norm).add_(hidden)
 
     def _mlp_block(self, layer: Layer, hidden: Tensor) -> Tensor:
-        eps = self.config.norm_eps
-        gate_up = layer.gate_up(self._ops.rms_norm(hidden, layer.mlp_norm, eps))
+        gate_up = layer.gate_up(self._normed(hidden, layer.mlp_norm))
         gated = self._ops.gated(gate_up, self.config.activation)
         if layer.post_mlp_norm is None:
             return layer.down(gated, hidden)
-        return self._ops.rms_norm(layer.down(gated), layer.post_mlp_norm, eps).add_(hidden)
+        return self._normed(layer.down(gated), layer.post_mlp_norm).add_(hidden)
 
-    def _split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else self._ops.rms_norm(x, weight, self.config.norm_eps)
+
+    def _split_heads(self, heads: LayerHeads, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views of the fused result [rows, (heads + 2 kv_heads) * head_dim]."""
-        by_head = qkv.view(qkv.shape[0], sum(self._head_counts), self.config.head_dim)
-        q, k, v = by_head.split_with_sizes(self._head_counts, 1)  # half the time of three slices
+        by_head = qkv.view(qkv.shape[0], -1, heads.head_dim)
+        if heads.values_are_keys:
+            q, k = by_head.split_with_sizes((self.config.num_heads, heads.kv_heads), 1)
+            return q, k, k
+        counts = (self.config.num_heads, heads.kv_heads, heads.kv_heads)
+        q, k, v = by_head.split_with_sizes(counts, 1)  # half the time of three slices
         return q, k, v
 
     def _head_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Each head of each row normed on its own."""
-        return self._ops.rms_norm(x.reshape(-1, x.shape[-1]), weight, self.config.norm_eps).view(x.shape)
+        """Each head of each row normed on its own, or all heads of a row together: as wide as the weight."""
+        return self._ops.rms_norm(x.reshape(-1, weight.shape[0]), weight, self.config.norm_eps).view(x.shape)

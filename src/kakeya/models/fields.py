@@ -97,6 +97,13 @@ class Fields:
             raise self._wrong(name, f"a list of {kind.__name__}", value)
         return value
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of numbers that must be there."""
+        values = self._required(name, self.raw(name))
+        if not isinstance(values, list):
+            raise self._wrong(name, "a list of numbers", values)
+        return tuple(Fields({name: value}, self._source).number(name) for value in values)
+
     def token_ids(self, name: str) -> tuple[int, ...]:
         """One id, a list of ids, or nothing: files write all three."""
         value = self.raw(name)

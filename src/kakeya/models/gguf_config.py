@@ -1,24 +1,26 @@
 """ModelConfig from the metadata of a GGUF file."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from kakeya.errors import UnsupportedModel
-from kakeya.models.config import FAMILIES, Family, ModelConfig, unsupported_architecture
-from kakeya.models.fields import Fields
-from kakeya.models.rope import (
-    DivisorScaling,
-    LinearScaling,
-    RopeConfig,
-    RopeScaling,
-    YarnScaling,
-    yarn_attention_factor,
+from kakeya.errors import CorruptCheckpoint, UnsupportedModel
+from kakeya.models.config import (
+    FAMILIES,
+    Family,
+    LayerHeads,
+    ModelConfig,
+    QueryTemperature,
+    refuse_gemma4_small,
+    slab_heads,
+    unsupported_architecture,
 )
+from kakeya.models.fields import Fields
+from kakeya.models.gguf_rope import Divisors, layer_ropes, original_positions
 
 SOURCE = "GGUF metadata"
 
 # End-of-turn tokens that chat models emit but some files do not name as their end token.
-_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<turn|>")
 _CONTROL_TOKEN = 3  # token_type of special tokens
 # GGUF does not store Gemma's query_pre_attn_scalar; only these sizes differ from head_dim. family -> layers
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
@@ -28,23 +30,26 @@ def config_from_gguf(
     metadata: Mapping[str, Any],
     vocab_size: int,
     tensor_names: Collection[str],
-    rope_divisors: Sequence[float] | None,
+    divisors: Divisors,
 ) -> ModelConfig:
-    """`vocab_size` is the embedding table's row count and `rope_divisors` the rope_freqs tensor's numbers.
+    """`vocab_size` is the embedding table's row count and `divisors` what gguf_rope.DIVISOR_TENSORS hold.
 
     Raises UnsupportedModel for a network that is refused, CorruptCheckpoint for missing or senseless values.
     """
     architecture = Fields(metadata, SOURCE).text("general.architecture")
-    if architecture not in FAMILIES or architecture == "mistral":
-        raise unsupported_architecture(architecture)
-    family = FAMILIES[architecture]
     fields = _own_fields(metadata, architecture)
+    family = _family(architecture, fields)
     _refuse_features(fields)
     hidden, heads = fields.integer("embedding_length"), _uniform(fields, "attention.head_count")
-    head_dim = fields.integer("attention.key_length", hidden // max(heads, 1))
-    _refuse_partial_rotary(fields, head_dim)
+    head_dim = _head_dim(fields, family, hidden // max(heads, 1))
     layers = fields.layer_count("block_count")
-    windows = _layer_windows(fields, family, layers)
+    is_local = _local_layers(fields, family, layers)
+    layer_heads = _layer_heads(fields, family, is_local, tensor_names)
+    global_dim = fields.integer("attention.key_length", head_dim)
+    kv_heads = _kv_heads(fields, heads, layer_heads)
+    window = fields.integer("attention.sliding_window", 0) or None
+    # Folded into the embeddings and the norms: hf_config says why that is the same.
+    residual_scale = _granite_scale(fields, family, "residual_scale")
     return ModelConfig(
         family=family.name,
         vocab_size=vocab_size,
@@ -52,27 +57,44 @@ def config_from_gguf(
         intermediate_size=_uniform(fields, "feed_forward_length"),
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=_uniform(fields, "attention.head_count_kv", heads),
+        num_kv_heads=slab_heads(layer_heads, kv_heads, head_dim),
         head_dim=head_dim,
-        norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+        norm_eps=fields.number("attention.layer_norm_rms_epsilon") / residual_scale**2,
         norm_offset=0.0,  # the converter has added Gemma's 1 already
         activation="gelu_tanh" if family.gemma else "silu",
         attention_bias="blk.0.attn_q.bias" in tensor_names,
         output_bias="blk.0.attn_output.bias" in tensor_names,
         mlp_bias="blk.0.ffn_gate.bias" in tensor_names,
         qk_norm=family.qk_norm,
-        post_norms=family.gemma,
+        post_norms=family.post_norms,
         tied_head="output.weight" not in tensor_names,
-        embed_scale=hidden**0.5 if family.gemma else 1.0,
+        embed_scale=_embed_scale(fields, family, hidden) / residual_scale,
         query_scale=_query_scale(fields, family, layers, hidden // max(heads, 1), head_dim),
         attention_softcap=_softcap(fields, family, "attn_logit_softcapping", 50.0),
         logit_softcap=_softcap(fields, family, "final_logit_softcapping", 30.0),
-        layer_windows=windows,
-        layer_ropes=_layer_ropes(fields, family, windows, head_dim, rope_divisors),
+        layer_windows=tuple(window if local else None for local in is_local),
+        layer_ropes=layer_ropes(fields, family, is_local, global_dim, divisors),
         bos_token_id=Fields(metadata, SOURCE).maybe_integer("tokenizer.ggml.bos_token_id"),
         eos_token_ids=_eos_token_ids(metadata),
         max_positions=fields.integer("context_length"),
+        pre_norms=family.pre_norms,
+        fused_projections=family.fused,
+        logit_scale=1 / _granite_scale(fields, family, "logit_scale"),
+        query_temperature=_query_temperature(fields, family),
+        layer_heads=layer_heads,
+        value_norm=family.name == "gemma4",
+        layer_scalars="blk.0.layer_output_scale.weight" in tensor_names,
     )
+
+
+def _family(architecture: str, fields: Fields) -> Family:
+    """The first family whose files have this architecture; OLMo 3 is an OLMo 2 with local layers there."""
+    if architecture == "olmo2" and fields.integer("attention.sliding_window", 0):
+        return FAMILIES["olmo3"]
+    for family in FAMILIES.values():
+        if architecture == (family.gguf_name or family.name):
+            return family
+    raise unsupported_architecture(architecture)
 
 
 def _own_fields(metadata: Mapping[str, Any], architecture: str) -> Fields:
@@ -88,17 +110,46 @@ def _refuse_features(fields: Fields) -> None:
         )
 
 
-def _refuse_partial_rotary(fields: Fields, head_dim: int) -> None:
-    rotated = fields.integer("rope.dimension_count", head_dim)
-    if rotated != head_dim:
-        raise UnsupportedModel(
-            f"{SOURCE}: partial rotary ({rotated} of {head_dim} dimensions) is not supported"
-        )
+def _refuse_other_values(fields: Fields, head_dim: int) -> None:
     value_length = fields.integer("attention.value_length", head_dim)
     if value_length != head_dim:
         raise UnsupportedModel(
             f"{SOURCE}: values of {value_length} dimensions beside keys of {head_dim} are not supported"
         )
+
+
+def _head_dim(fields: Fields, family: Family, hidden_per_head: int) -> int:
+    """Gemma 4's files state that of global layers, and that of local ones apart."""
+    head_dim = fields.integer("attention.key_length", hidden_per_head)
+    _refuse_other_values(fields, head_dim)
+    return fields.integer("attention.key_length_swa", head_dim) if family.name == "gemma4" else head_dim
+
+
+def _kv_heads(fields: Fields, heads: int, layer_heads: tuple[LayerHeads, ...]) -> int:
+    return layer_heads[0].kv_heads if layer_heads else _uniform(fields, "attention.head_count_kv", heads)
+
+
+def _layer_heads(
+    fields: Fields, family: Family, is_local: tuple[bool, ...], tensor_names: Collection[str]
+) -> tuple[LayerHeads, ...]:
+    """Of each layer, where global layers have others than local ones."""
+    if family.name != "gemma4":
+        return ()
+    refuse_gemma4_small(
+        SOURCE,
+        fields.integer("embedding_length_per_layer_input", 0),
+        fields.integer("attention.shared_kv_layers", 0),
+    )
+    head_dim = fields.integer("attention.key_length")
+    local_dim = fields.integer("attention.key_length_swa", head_dim)
+    stated = fields.raw("attention.head_count_kv")
+    counts = stated if isinstance(stated, list) else [stated] * len(is_local)
+    if len(counts) != len(is_local) or not all(isinstance(count, int) and count > 0 for count in counts):
+        raise CorruptCheckpoint(f"{SOURCE}: attention.head_count_kv must be {len(is_local)} positive numbers")
+    return tuple(
+        LayerHeads(count, local_dim if local else head_dim, f"blk.{layer}.attn_v.weight" not in tensor_names)
+        for layer, (count, local) in enumerate(zip(counts, is_local, strict=True))
+    )
 
 
 def _uniform(fields: Fields, name: str, default: int | None = None) -> int:
@@ -112,6 +163,8 @@ def _uniform(fields: Fields, name: str, default: int | None = None) -> int:
 
 
 def _query_scale(fields: Fields, family: Family, layers: int, hidden_per_head: int, head_dim: int) -> float:
+    if family.name == "gemma4":
+        return 1.0
     stated = fields.maybe_number("attention.scale")
     if stated:
         return stated
@@ -125,59 +178,40 @@ def _softcap(fields: Fields, family: Family, name: str, gemma2_default: float) -
     return fields.maybe_number(name)
 
 
-def _layer_windows(fields: Fields, family: Family, layers: int) -> tuple[int | None, ...]:
-    window = fields.integer("attention.sliding_window", 0) or None
-    pattern = family.local_pattern
-    if pattern is None:
-        return (window,) * layers
-    return tuple(window if (layer + 1) % pattern else None for layer in range(layers))
+def _local_layers(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
+    """Which layers have the window, if the file has one: those it names, or those the family says."""
+    stated = fields.raw("attention.sliding_window_pattern")
+    if isinstance(stated, list):
+        if len(stated) != layers or not all(isinstance(local, bool) for local in stated):
+            raise CorruptCheckpoint(
+                f"{SOURCE}: attention.sliding_window_pattern must be {layers} times true or false"
+            )
+        return tuple(stated)
+    if family.local_pattern is None:
+        return (True,) * layers
+    pattern = fields.integer("attention.sliding_window_pattern", family.local_pattern)
+    if pattern < 1:
+        raise CorruptCheckpoint(
+            f"{SOURCE}: attention.sliding_window_pattern must be at least 1, got {pattern}"
+        )
+    return tuple((layer + 1) % pattern != 0 for layer in range(layers))
 
 
-def _layer_ropes(
-    fields: Fields,
-    family: Family,
-    windows: tuple[int | None, ...],
-    head_dim: int,
-    divisors: Sequence[float] | None,
-) -> tuple[RopeConfig, ...]:
-    rope = RopeConfig(fields.number("rope.freq_base", 10_000.0), head_dim, _scaling(fields, divisors))
-    if family.name != "gemma3":
-        return (rope,) * len(windows)
-    local = RopeConfig(fields.number("rope.freq_base_swa", 10_000.0), head_dim)
-    pattern = family.local_pattern or 1
-    return tuple(local if (layer + 1) % pattern else rope for layer in range(len(windows)))
+def _granite_scale(fields: Fields, family: Family, name: str) -> float:
+    """One of Granite's numbers; 1 where the file has none, and for every other family."""
+    value = fields.number(name, 1.0) if family.name == "granite" else 1.0
+    if value <= 0:
+        raise CorruptCheckpoint(f"{SOURCE}: {name} must be positive, got {value}")
+    return value
 
 
-def _scaling(fields: Fields, divisors: Sequence[float] | None) -> RopeScaling | None:
-    if divisors is not None:
-        return DivisorScaling(tuple(divisors))
-    kind = fields.text("rope.scaling.type", "none")
-    if kind == "none" and "rope.scale_linear" in fields:
-        return LinearScaling(fields.number("rope.scale_linear"))
-    match kind:
-        case "none":
-            return None
-        case "linear":
-            return LinearScaling(fields.number("rope.scaling.factor"))
-        case "yarn":
-            return _yarn(fields)
-    raise UnsupportedModel(
-        f"{SOURCE}: RoPE scaling {kind!r} is not supported; supported: linear, yarn, rope_freqs"
-    )
+def _embed_scale(fields: Fields, family: Family, hidden: int) -> float:
+    return float(hidden**0.5) if family.gemma else _granite_scale(fields, family, "embedding_scale")
 
 
-def _yarn(fields: Fields) -> YarnScaling:
-    factor = fields.number("rope.scaling.factor")
-    stated = fields.number("rope.scaling.yarn_attn_factor", fields.number("rope.scaling.attn_factor", 1.0))
-    return YarnScaling(
-        factor=factor,
-        original_positions=fields.integer(
-            "rope.scaling.original_context_length", fields.integer("context_length")
-        ),
-        attention_factor=stated * yarn_attention_factor(factor),
-        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
-    )
+def _query_temperature(fields: Fields, family: Family) -> QueryTemperature | None:
+    beta = fields.number("attention.temperature_scale", 0.0) if family.name == "ministral3" else 0.0
+    return QueryTemperature(beta, original_positions(fields)) if beta else None
 
 
 def _eos_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:

@@ -73,13 +73,14 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> TokenizerFiles:
     """
     vocabulary = _read_vocabulary(metadata)
     kind = _require(metadata, "model", str)
-    if kind == "gpt2":
-        tokenizer, adds_bos = _byte_level(vocabulary, metadata)
-    elif kind == "llama":
-        tokenizer, adds_bos = _sentencepiece(vocabulary, metadata)
-    else:
-        raise UnsupportedModel(f"GGUF tokenizer {kind!r} is not supported; 'gpt2' and 'llama' are")
-    _add_tokens(tokenizer, vocabulary)
+    if kind not in _KINDS:
+        raise UnsupportedModel(
+            f"GGUF tokenizer {kind!r} is not supported; supported: {', '.join(map(repr, _KINDS))}"
+        )
+    tokenizer, adds_bos = _KINDS[kind](vocabulary, metadata)
+    # What Phi-3's tokenizer.json says and its GGUF files do not: markers take the space behind them along.
+    swallows = kind == "llama" and metadata.get("general.architecture") == "phi3"
+    _add_tokens(tokenizer, vocabulary, swallows)
     if _optional(metadata, "add_bos_token", bool, adds_bos and vocabulary.bos is not None):
         _prepend_bos(tokenizer, vocabulary)
     return TokenizerFiles(
@@ -106,6 +107,11 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 )
+_CONTRACTED = rf"{_CONTRACTIONS}?"
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTED}"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
 
 
 def _gpt2_words() -> list[Any]:
@@ -128,15 +134,24 @@ def _words(pattern: str) -> Callable[[], list[Any]]:
 
 _GPT2_CUTTING = _Cutting(_gpt2_words)
 _LLAMA3_CUTTING = _Cutting(_words(_LLAMA3), whole_words_first=True, adds_bos=True)
+_LLAMA3_MERGED = _Cutting(_words(_LLAMA3))
 _QWEN2_CUTTING = _Cutting(_words(_QWEN2), composes=True)
+_DIGITS_CUTTING = _Cutting(_single_digits)
 
 _CUTTINGS = {
     "default": _GPT2_CUTTING,
     "gpt-2": _GPT2_CUTTING,
-    "smollm": _Cutting(_single_digits),
+    "olmo": _GPT2_CUTTING,
+    "smollm": _DIGITS_CUTTING,
+    "refact": _DIGITS_CUTTING,  # Granite 3
+    "starcoder": _DIGITS_CUTTING,
     "llama-bpe": _LLAMA3_CUTTING,
     "llama3": _LLAMA3_CUTTING,
     "llama-v3": _LLAMA3_CUTTING,
+    "falcon3": _LLAMA3_CUTTING,
+    "dbrx": _LLAMA3_MERGED,  # OLMo 2 and 3, Phi-4, Granite 4
+    "smaug-bpe": _LLAMA3_MERGED,  # SmolLM3
+    "gpt-4o": _Cutting(_words(_GPT4O)),  # Phi-4-mini
     "qwen2": _QWEN2_CUTTING,
     "deepseek-r1-qwen": _QWEN2_CUTTING,
     "tekken": _Cutting(_words(_TEKKEN), whole_words_first=True, adds_bos=True),
@@ -183,12 +198,23 @@ def _split_merge(line: str) -> tuple[str, str]:
 
 def _sentencepiece(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
     scores = _numbers(metadata, "scores", len(vocabulary.tokens))
+    return _with_space_marks(vocabulary, metadata, _merges_by_score(vocabulary, scores)), True
+
+
+def _merged_sentencepiece(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
+    """Gemma 4: the pieces of SentencePiece, and the file has the merges themselves."""
+    return _with_space_marks(vocabulary, metadata, _read_merges(vocabulary, metadata)), True
+
+
+def _with_space_marks(
+    vocabulary: _Vocabulary, metadata: Mapping[str, Any], merges: list[tuple[str, str]]
+) -> Tokenizer:
     has_bytes = all(f"<0x{byte:02X}>" in vocabulary.ids for byte in range(256))
     if not has_bytes and vocabulary.unk is None:
         raise CorruptCheckpoint("the vocabulary has neither all byte tokens nor an unknown token")
     model = models.BPE(
         vocab=vocabulary.ids,
-        merges=_merges_by_score(vocabulary, scores),
+        merges=merges,
         unk_token=vocabulary.text(vocabulary.unk),
         fuse_unk=True,
         byte_fallback=has_bytes,
@@ -201,7 +227,7 @@ def _sentencepiece(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> tupl
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(_SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
-    return tokenizer, True
+    return tokenizer
 
 
 def _merges_by_score(vocabulary: _Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
@@ -225,17 +251,25 @@ def _merges_by_score(vocabulary: _Vocabulary, scores: Sequence[float]) -> list[t
     return [(piece[:cut], piece[cut:]) for piece, cut in cuts]
 
 
-# --- what both kinds share --------------------------------------------------------------------------------
+_KINDS = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _merged_sentencepiece}
+
+# --- what all kinds share ---------------------------------------------------------------------------------
+
+_NEVER_SWALLOW = ("<unk>", "<s>", "<|endoftext|>")
 
 
-def _add_tokens(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> None:
-    """Make control and user-defined tokens match as a whole; both ends of a text always count as control."""
+def _add_tokens(tokenizer: Tokenizer, vocabulary: _Vocabulary, swallows: bool) -> None:
+    """Make control and user-defined tokens match as a whole; both ends of a text always count as control.
+
+    `swallows`: markers take the space behind them along, except those that are no part of a chat.
+    """
     boundaries = {vocabulary.bos, vocabulary.eos}
     added = []
     for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
         special = kind in (TokenType.CONTROL, TokenType.UNKNOWN) or token_id in boundaries
         if special or kind is TokenType.USER_DEFINED:
-            added.append(AddedToken(token, special=special, normalized=False))
+            rstrip = swallows and token not in _NEVER_SWALLOW
+            added.append(AddedToken(token, special=special, normalized=False, rstrip=rstrip))
     tokenizer.add_tokens(added)
 
 

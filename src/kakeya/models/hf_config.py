@@ -4,21 +4,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from kakeya.errors import CorruptCheckpoint, UnsupportedModel
-from kakeya.models.config import FAMILIES, Activation, Family, ModelConfig, unsupported_architecture
-from kakeya.models.fields import Fields
-from kakeya.models.rope import (
-    LinearScaling,
-    Llama3Scaling,
-    RopeConfig,
-    RopeScaling,
-    YarnScaling,
-    yarn_attention_factor,
+from kakeya.models.config import (
+    FAMILIES,
+    Activation,
+    Family,
+    LayerHeads,
+    ModelConfig,
+    refuse_gemma4_small,
+    slab_heads,
+    unsupported_architecture,
 )
+from kakeya.models.fields import Fields
+from kakeya.models.hf_rope import layer_ropes, query_temperature
 
 SOURCE = "config.json"
 
 # model_type of the text part -> family
-_MODEL_TYPES = {name: name for name in FAMILIES} | {"gemma3_text": "gemma3"}
+_MODEL_TYPES = {name: name for name in FAMILIES} | {"gemma3_text": "gemma3", "gemma4_text": "gemma4"}
+# Multimodal models whose text decoder is one of ours -> what it may be
+_NESTED = {"gemma3": ("gemma3",), "gemma4": ("gemma4",), "mistral3": ("mistral", "ministral3")}
 # Published Gemma 3 files leave out of text_config whatever equals these.
 _GEMMA3_DEFAULTS: dict[str, Any] = {
     "vocab_size": 262_208,
@@ -30,6 +34,22 @@ _GEMMA3_DEFAULTS: dict[str, Any] = {
     "head_dim": 256,
     "max_position_embeddings": 131_072,
 }
+_GEMMA4_DEFAULTS: dict[str, Any] = _GEMMA3_DEFAULTS | {
+    "vocab_size": 262_144,
+    "num_hidden_layers": 30,
+    "sliding_window": 512,
+    "hidden_size_per_layer_input": 256,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}
+# Families whose layers all have the window that the file states, if it states one, and those that have none
+# whatever it states. Of the others, each layer has a type.
+_ALL_LOCAL = ("mistral", "ministral3", "phi3")
+_NEVER_LOCAL = ("llama", "granite", "olmo2")
+# Families that have this window where the file does not speak of one.
+_DEFAULT_WINDOW = dict.fromkeys(("mistral", "qwen2", "qwen3", "olmo3", "gemma2", "gemma3"), 4096)
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -40,10 +60,9 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "num_experts": (0,),
     "num_local_experts": (0,),
     "n_routed_experts": (0,),
-    "partial_rotary_factor": (1.0, 1),
     "rotary_pct": (1.0, 1),
     "quantization_config": (),
-    "use_bidirectional_attention": (False,),
+    "use_bidirectional_attention": (False, "vision"),  # between the parts of an image, and we read text
     "is_encoder_decoder": (False,),
 }
 
@@ -62,7 +81,12 @@ def config_from_hf(raw: Mapping[str, Any], generation: Mapping[str, Any] | None 
     head_dim = _head_dim(fields, family, hidden, heads)
     layers = fields.layer_count("num_hidden_layers")
     layer_types = _layer_types(fields, family, layers)
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    layer_heads = _layer_heads(fields, family, layer_types, LayerHeads(kv_heads, head_dim))
     declared_bias = fields.flag("attention_bias", False)
+    # Granite adds each block's output times this. Hidden states that are all divided by it, and norms whose
+    # epsilon is divided by its square, give the same logits and need no product for it.
+    residual_scale = _multiplier(fields, family, "residual_multiplier")
     return ModelConfig(
         family=family.name,
         vocab_size=fields.integer("vocab_size"),
@@ -70,26 +94,35 @@ def config_from_hf(raw: Mapping[str, Any], generation: Mapping[str, Any] | None 
         intermediate_size=fields.integer("intermediate_size"),
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=fields.integer("num_key_value_heads", heads),
+        num_kv_heads=slab_heads(layer_heads, kv_heads, head_dim),
         head_dim=head_dim,
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
-        norm_offset=1.0 if family.gemma else 0.0,
+        norm_eps=fields.number("rms_norm_eps", 1e-6) / residual_scale**2,
+        norm_offset=family.norm_offset,
         activation=_activation(fields, family),
         attention_bias=family.qkv_bias or declared_bias,
         output_bias=declared_bias and not family.qkv_bias,
         mlp_bias=fields.flag("mlp_bias", False),
         qk_norm=family.qk_norm,
-        post_norms=family.gemma,
+        post_norms=family.post_norms,
         tied_head=_tied(outer, fields, family),
-        embed_scale=hidden**0.5 if family.gemma else 1.0,
+        embed_scale=_embed_scale(fields, family, hidden) / residual_scale,
         query_scale=_query_scale(fields, family, head_dim),
         attention_softcap=_softcap(fields, family, "attn_logit_softcapping", 50.0),
         logit_softcap=_softcap(fields, family, "final_logit_softcapping", 30.0),
         layer_windows=_layer_windows(fields, family, layer_types),
-        layer_ropes=_layer_ropes(fields, family, layer_types, head_dim),
+        layer_ropes=layer_ropes(
+            fields, family, layer_types, [each.head_dim for each in layer_heads] or [head_dim] * layers
+        ),
         bos_token_id=next(iter(_tokens("bos_token_id", generation, outer, fields)), None),
         eos_token_ids=_tokens("eos_token_id", generation, outer, fields),
         max_positions=fields.integer("max_position_embeddings"),
+        pre_norms=family.pre_norms,
+        fused_projections=family.fused,
+        logit_scale=1 / _multiplier(fields, family, "logits_scaling"),
+        query_temperature=query_temperature(fields, family),
+        layer_heads=layer_heads,
+        value_norm=family.name == "gemma4",
+        layer_scalars=family.name == "gemma4",
     )
 
 
@@ -101,10 +134,13 @@ def _text_part(outer: Fields) -> tuple[Fields, Family]:
     if model_type not in _MODEL_TYPES:
         raise unsupported_architecture(model_type)
     family = FAMILIES[_MODEL_TYPES[model_type]]
+    if nested is not None and family.name not in _NESTED.get(outer.text("model_type", family.name), ()):
+        raise unsupported_architecture(f"{outer.maybe_text('model_type')} with a {model_type} text_config")
     if family.name == "gemma3":
         return fields.with_defaults(_GEMMA3_DEFAULTS), family
-    if nested is not None:
-        raise unsupported_architecture(f"{outer.maybe_text('model_type')} with a {model_type} text_config")
+    if family.name == "gemma4":
+        fields = fields.with_defaults(_GEMMA4_DEFAULTS)
+        _refuse_gemma4(fields)
     return fields, family
 
 
@@ -116,13 +152,52 @@ def _refuse_features(fields: Fields) -> None:
             raise UnsupportedModel(f"{SOURCE}: {name} = {described!r} is not supported")
 
 
+def _refuse_gemma4(fields: Fields) -> None:
+    """What not every Gemma 4 has, each with why."""
+    if fields.flag("enable_moe_block", False):
+        raise UnsupportedModel(f"{SOURCE}: mixtures of experts are not supported (enable_moe_block)")
+    refuse_gemma4_small(
+        SOURCE, fields.integer("hidden_size_per_layer_input"), fields.integer("num_kv_shared_layers", 0)
+    )
+
+
+def _layer_heads(
+    fields: Fields, family: Family, layer_types: tuple[str, ...], local: LayerHeads
+) -> tuple[LayerHeads, ...]:
+    """Of each layer, where global layers have others than local ones."""
+    if family.name != "gemma4":
+        return ()
+    shared = fields.flag("attention_k_eq_v", False)
+    # Two spellings: one for all global layers, or what is special of each layer.
+    head_dim = fields.integer("global_head_dim", 512)
+    kv_heads = fields.maybe_integer("num_global_key_value_heads") if shared else None
+    special = fields.section("per_layer_config")
+    return tuple(
+        _global_heads(special and special.section(str(layer)), local, head_dim, kv_heads, shared)
+        if kind == "full_attention"
+        else local
+        for layer, kind in enumerate(layer_types)
+    )
+
+
+def _global_heads(
+    special: Fields | None, local: LayerHeads, head_dim: int, kv_heads: int | None, shared: bool
+) -> LayerHeads:
+    kv_heads = kv_heads or local.kv_heads
+    if special is None:
+        return LayerHeads(kv_heads, head_dim, shared)
+    return LayerHeads(
+        special.integer("num_key_value_heads", kv_heads), special.integer("head_dim", head_dim), shared
+    )
+
+
 def _head_dim(fields: Fields, family: Family, hidden: int, heads: int) -> int:
     stated = fields.maybe_integer("head_dim")
     if stated is not None and stated < 1:
         raise CorruptCheckpoint(f"{SOURCE}: head_dim must be at least 1, got {stated}")
     if stated is not None:
         return stated
-    if family.name == "qwen3":
+    if family.name in ("qwen3", "ministral3"):
         return 128
     if heads < 1 or hidden % heads:
         raise CorruptCheckpoint(
@@ -146,11 +221,27 @@ def _activation(fields: Fields, family: Family) -> Activation:
 
 def _tied(outer: Fields, fields: Fields, family: Family) -> bool:
     if "tie_word_embeddings" in fields:
-        return fields.flag("tie_word_embeddings", family.gemma)
-    return outer.flag("tie_word_embeddings", family.gemma)
+        return fields.flag("tie_word_embeddings", family.tied)
+    return outer.flag("tie_word_embeddings", family.tied)
+
+
+def _multiplier(fields: Fields, family: Family, name: str) -> float:
+    """One of Granite's numbers; 1 for every other family."""
+    value = fields.number(name, 1.0) if family.name == "granite" else 1.0
+    if value <= 0:
+        raise CorruptCheckpoint(f"{SOURCE}: {name} must be positive, got {value}")
+    return value
+
+
+def _embed_scale(fields: Fields, family: Family, hidden: int) -> float:
+    return float(hidden**0.5) if family.gemma else _multiplier(fields, family, "embedding_multiplier")
 
 
 def _query_scale(fields: Fields, family: Family, head_dim: int) -> float:
+    if family.name == "gemma4":
+        return 1.0
+    if family.name == "granite":
+        return _multiplier(fields, family, "attention_multiplier")
     scalar = fields.number("query_pre_attn_scalar", 256) if family.gemma else float(head_dim)
     if scalar <= 0:
         raise CorruptCheckpoint(f"{SOURCE}: query_pre_attn_scalar must be positive, got {scalar}")
@@ -167,97 +258,32 @@ def _softcap(fields: Fields, family: Family, name: str, gemma2_default: float) -
 
 def _layer_types(fields: Fields, family: Family, layers: int) -> tuple[str, ...]:
     """'sliding_attention' or 'full_attention' for each layer."""
+    local, everywhere = "sliding_attention", "full_attention"
+    if family.name in _ALL_LOCAL + _NEVER_LOCAL:
+        return (local if family.name in _ALL_LOCAL else everywhere,) * layers
     stated = fields.sequence("layer_types", str)
-    if stated is not None and family.name not in ("llama", "mistral"):
-        unknown = set(stated) - {"sliding_attention", "full_attention"}
+    if stated is not None:
+        unknown = set(stated) - {local, everywhere}
         if unknown:
             raise UnsupportedModel(f"{SOURCE}: layer type {sorted(unknown)[0]!r} is not supported")
+        if len(stated) != layers:
+            raise CorruptCheckpoint(f"{SOURCE}: layer_types must have {layers} entries, got {len(stated)}")
         return tuple(stated)
-    local = "sliding_attention"
-    if family.name == "mistral":
-        return (local,) * layers
     if family.name in ("qwen2", "qwen3"):
         first_local = fields.integer("max_window_layers", 28)
-        return tuple(local if layer >= first_local else "full_attention" for layer in range(layers))
+        return tuple(local if layer >= first_local else everywhere for layer in range(layers))
     pattern = fields.integer("sliding_window_pattern", family.local_pattern or 1)
     if pattern < 1:
         raise CorruptCheckpoint(f"{SOURCE}: sliding_window_pattern must be at least 1, got {pattern}")
-    return tuple(local if (layer + 1) % pattern else "full_attention" for layer in range(layers))
+    return tuple(local if (layer + 1) % pattern else everywhere for layer in range(layers))
 
 
 def _layer_windows(fields: Fields, family: Family, layer_types: tuple[str, ...]) -> tuple[int | None, ...]:
-    switched_off = family.name.startswith("qwen") and not fields.flag("use_sliding_window", False)
-    absent = None if "sliding_window" in fields or family.name == "llama" else 4096
+    switched = family.name in ("qwen2", "qwen3", "smollm3")
+    switched_off = switched and not fields.flag("use_sliding_window", False)
+    absent = None if "sliding_window" in fields else _DEFAULT_WINDOW.get(family.name)
     window = None if switched_off else fields.maybe_integer("sliding_window") or absent
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
-
-
-def _layer_ropes(
-    fields: Fields, family: Family, layer_types: tuple[str, ...], head_dim: int
-) -> tuple[RopeConfig, ...]:
-    parameters = fields.section("rope_parameters")
-    if parameters is not None and ("full_attention" in parameters or "sliding_attention" in parameters):
-        by_type = {
-            kind: _rope(fields, parameters.section(kind), _default_theta(family, kind), head_dim)
-            for kind in set(layer_types)
-        }
-    else:
-        scaling = parameters or fields.section("rope_scaling")
-        theta = fields.number("rope_theta", _default_theta(family, "full_attention"))
-        by_type = dict.fromkeys(layer_types, _rope(fields, scaling, theta, head_dim))
-        if family.name == "gemma3":
-            local = fields.number("rope_local_base_freq", _default_theta(family, "sliding_attention"))
-            by_type["sliding_attention"] = RopeConfig(local, head_dim)
-    return tuple(by_type[kind] for kind in layer_types)
-
-
-def _default_theta(family: Family, kind: str) -> float:
-    return 1_000_000.0 if family.name == "gemma3" and kind == "full_attention" else 10_000.0
-
-
-def _rope(fields: Fields, parameters: Fields | None, default_theta: float, head_dim: int) -> RopeConfig:
-    if parameters is None:
-        return RopeConfig(default_theta, head_dim)
-    _refuse_features(parameters)
-    theta = parameters.number("rope_theta", default_theta)
-    return RopeConfig(theta, head_dim, _scaling(fields, parameters))
-
-
-def _scaling(fields: Fields, parameters: Fields) -> RopeScaling | None:
-    kind = parameters.maybe_text("rope_type") or parameters.maybe_text("type") or "default"
-    if "mrope_section" in parameters:
-        kind = "mrope"
-    original = parameters.integer(
-        "original_max_position_embeddings", fields.integer("max_position_embeddings")
-    )
-    match kind:
-        case "default":
-            return None
-        case "linear":
-            return LinearScaling(parameters.number("factor"))
-        case "llama3":
-            low, high = parameters.number("low_freq_factor"), parameters.number("high_freq_factor")
-            return Llama3Scaling(parameters.number("factor"), low, high, original)
-        case "yarn":
-            return _yarn(parameters, original)
-    raise UnsupportedModel(
-        f"{SOURCE}: RoPE scaling {kind!r} is not supported; supported: linear, llama3, yarn"
-    )
-
-
-def _yarn(parameters: Fields, original: int) -> YarnScaling:
-    factor = parameters.number("factor")
-    recommended = yarn_attention_factor(
-        factor, parameters.maybe_number("mscale"), parameters.maybe_number("mscale_all_dim")
-    )
-    return YarnScaling(
-        factor=factor,
-        original_positions=original,
-        attention_factor=parameters.number("attention_factor", recommended),
-        beta_fast=parameters.number("beta_fast", 32.0),
-        beta_slow=parameters.number("beta_slow", 1.0),
-        truncate=parameters.flag("truncate", True),
-    )
 
 
 def _tokens(name: str, generation: Mapping[str, Any] | None, *configs: Fields) -> tuple[int, ...]:

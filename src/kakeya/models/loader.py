@@ -129,6 +129,7 @@ class _Loader:
             gate_up=self._linear(f"{index}.gate_up", stored.gate_up),
             down=self._linear(f"{index}.down", stored.down),
             post_mlp_norm=stored.post_mlp_norm,
+            scalar=stored.scalar,
         )
 
     def _head(self, stored: StoredMatrix, embedding: Embedding | None) -> Linear:

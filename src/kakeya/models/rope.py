@@ -1,11 +1,12 @@
 """Rotary position angles: the plain ones and the scaled variants that can be bounded.
 
-Pairs follow the half-split convention: dimension i turns with dimension i + head_dim / 2.
+Pairs follow the half-split convention: dimension i turns with dimension i + head_dim / 2. A head that is
+rotated in part, or not at all, has pairs of frequency 0: they never turn.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -49,12 +50,30 @@ class YarnScaling:
 
 @dataclass(frozen=True)
 class DivisorScaling:
-    """Each frequency divided by its own number, as GGUF files spell out Llama 3's scaling."""
+    """Each frequency divided by its own number, as GGUF files spell out Llama 3's scaling.
+
+    A pair divided by infinity never turns.
+    """
 
     divisors: tuple[float, ...]
+    attention_factor: float = 1.0
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | DivisorScaling
+@dataclass(frozen=True)
+class LongRopeScaling:
+    """LongRoPE: one set of divisors for contexts up to the original length, another for longer ones.
+
+    Keys are stored rotated, so a session cannot change its mind: `RopeConfig.within` chooses once, by the
+    longest context that the cache can show.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_positions: int
+    attention_factor: float
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | DivisorScaling | LongRopeScaling
 
 
 @dataclass(frozen=True)
@@ -64,13 +83,21 @@ class RopeConfig:
     theta: float
     head_dim: int
     scaling: RopeScaling | None = None
+    rotated: int | None = None  # how many of a head's dimensions turn, the first ones; None: all
 
     def __post_init__(self) -> None:
         if not self.theta > 1:
             raise CorruptCheckpoint(f"rope theta must be greater than 1, got {self.theta}")
+        if self.rotated is not None and (self.rotated % 2 or not 0 <= self.rotated <= self.head_dim):
+            raise CorruptCheckpoint(
+                f"rotary dimensions must be even and at most {self.head_dim}, got {self.rotated}"
+            )
         match self.scaling:
             case DivisorScaling(divisors=divisors):
                 self._check_divisors(divisors)
+            case LongRopeScaling(short=short, long=long):
+                self._check_divisors(short)
+                self._check_divisors(long)
             case LinearScaling(factor=factor) | Llama3Scaling(factor=factor) | YarnScaling(factor=factor):
                 if not factor > 0:
                     raise CorruptCheckpoint(f"rope scaling factor must be positive, got {factor}")
@@ -81,8 +108,44 @@ class RopeConfig:
             raise CorruptCheckpoint("rope scaling llama3 needs high_freq_factor greater than low_freq_factor")
 
     def _check_divisors(self, divisors: tuple[float, ...]) -> None:
-        if len(divisors) != self.head_dim // 2 or not all(divisor > 0 for divisor in divisors):
-            raise CorruptCheckpoint(f"rope divisors must be {self.head_dim // 2} positive numbers")
+        if len(divisors) != self.rotary_dim // 2 or not all(divisor > 0 for divisor in divisors):
+            raise CorruptCheckpoint(f"rope divisors must be {self.rotary_dim // 2} positive numbers")
+
+    @classmethod
+    def unrotated(cls, head_dim: int) -> "RopeConfig":
+        """Of a layer without positions. The theta is that of no angle."""
+        return cls(10_000.0, head_dim, rotated=0)
+
+    @property
+    def rotary_dim(self) -> int:
+        return self.head_dim if self.rotated is None else self.rotated
+
+    @property
+    def attention_factor(self) -> float:
+        """What cos and sin of the pairs that turn grow by."""
+        match self.scaling:
+            case YarnScaling(attention_factor=factor) | DivisorScaling(attention_factor=factor):
+                return factor
+            case LongRopeScaling(attention_factor=factor):
+                return factor
+        return 1.0
+
+    def within(self, capacity: int) -> "RopeConfig":
+        """The rope of a cache whose sinks and window are `capacity` positions: none is ever further apart."""
+        if not isinstance(self.scaling, LongRopeScaling):
+            return self
+        long = capacity > self.scaling.original_positions
+        divisors = self.scaling.long if long else self.scaling.short
+        return replace(self, scaling=DivisorScaling(divisors, self.scaling.attention_factor))
+
+    def paired_order(self) -> list[int] | None:
+        """The order of a head's dimensions that puts the pairs (i, i + rotary_dim / 2) of a head rotated in
+        part where the pairs of a whole head lie; None where they lie there already."""
+        if self.rotary_dim in (0, self.head_dim):
+            return None
+        half, rest = self.rotary_dim // 2, (self.head_dim - self.rotary_dim) // 2
+        turning, still = list(range(self.rotary_dim)), list(range(self.rotary_dim, self.head_dim))
+        return turning[:half] + still[:rest] + turning[half:] + still[rest:]
 
 
 def yarn_attention_factor(
@@ -99,22 +162,26 @@ def yarn_attention_factor(
 
 
 def rope_tables(rope: RopeConfig, positions: Sequence[int] | npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """cos and sin for each position, float32 [n, head_dim / 2] each, yarn's attention factor folded in.
+    """cos and sin for each position, float32 [n, head_dim / 2] each, the attention factor folded in.
 
     Angles are float64 until the last moment, and a row's bits depend on its own position alone.
     """
-    angles = np.multiply.outer(np.asarray(positions, dtype=np.float64), inverse_frequencies(rope))
-    factor = rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0
-    cos = (np.cos(angles) * factor).astype(np.float32)
-    sin = (np.sin(angles) * factor).astype(np.float32)
+    frequencies = inverse_frequencies(rope)
+    angles = np.multiply.outer(np.asarray(positions, dtype=np.float64), frequencies)
+    growth = np.where(frequencies == 0, 1.0, rope.attention_factor)
+    cos = (np.cos(angles) * growth).astype(np.float32)
+    sin = (np.sin(angles) * growth).astype(np.float32)
     return torch.from_numpy(cos), torch.from_numpy(sin)
 
 
 @lru_cache(maxsize=64)
 def inverse_frequencies(rope: RopeConfig) -> Float64Array:
     """Radians per position for each pair of dimensions, float64 [head_dim / 2]. Read-only."""
-    plain = rope.theta ** -(np.arange(0, rope.head_dim, 2, dtype=np.float64) / rope.head_dim)
-    frequencies = _scaled(plain, rope)
+    frequencies = np.zeros(rope.head_dim // 2)
+    turning = rope.rotary_dim // 2
+    if turning:
+        plain = rope.theta ** -(np.arange(0, rope.rotary_dim, 2, dtype=np.float64) / rope.rotary_dim)
+        frequencies[:turning] = _scaled(plain, rope)
     frequencies.flags.writeable = False
     return frequencies
 
@@ -131,6 +198,8 @@ def _scaled(plain: Float64Array, rope: RopeConfig) -> Float64Array:
             return _llama3(plain, llama3)
         case YarnScaling() as yarn:
             return _yarn(plain, yarn, rope)
+        case LongRopeScaling():
+            raise AssertionError("which of LongRoPE's frequencies depends on the cache: use `within` first")
 
 
 def _llama3(plain: Float64Array, scaling: Llama3Scaling) -> Float64Array:
@@ -143,12 +212,12 @@ def _llama3(plain: Float64Array, scaling: Llama3Scaling) -> Float64Array:
 def _yarn(plain: Float64Array, scaling: YarnScaling, rope: RopeConfig) -> Float64Array:
     def dimension_with(turns: float) -> float:
         ratio = math.log(scaling.original_positions / (turns * 2 * math.pi))
-        return rope.head_dim * ratio / (2 * math.log(rope.theta))
+        return rope.rotary_dim * ratio / (2 * math.log(rope.theta))
 
     low, high = dimension_with(scaling.beta_fast), dimension_with(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, rope.head_dim - 1)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
     if low == high:
         high += 0.001  # a step instead of a ramp; the quotient below stays finite
     divided: Float64Array = np.clip((np.arange(len(plain)) - low) / (high - low), 0.0, 1.0)

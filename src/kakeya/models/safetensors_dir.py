@@ -15,6 +15,7 @@ from kakeya.models.config import ModelConfig
 from kakeya.models.fields import Fields
 from kakeya.models.fingerprint import fingerprint
 from kakeya.models.hf_config import config_from_hf
+from kakeya.models.row_order import reordered
 from kakeya.types import TokenizerFiles
 
 _INDEX = "model.safetensors.index.json"
@@ -52,7 +53,7 @@ class SafetensorsDirectory:
     def fingerprint(self) -> str:
         return fingerprint(self.config, self._described())
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str, order: Tensor | None = None) -> Tensor:
         if name not in self._tensors:
             raise CorruptCheckpoint(f"{self.path}: tensor {name} is missing")
         file, stored = self._tensors[name]
@@ -62,7 +63,7 @@ class SafetensorsDirectory:
             raise CorruptCheckpoint(f"{self.path}: tensor {name} cannot be read: {error}") from error
         if tensor.dtype not in _FLOAT_TYPES:
             raise UnsupportedModel(f"{self.path}: tensor {name} is stored as {tensor.dtype}, not as floats")
-        return tensor
+        return tensor if order is None else reordered(name, tensor, order)
 
     def release(self) -> None:
         """Nothing to do: what was read is either used as it is, or was a copy."""

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
 from kakeya.config import EngineConfig
 from kakeya.engine.engine import Engine
@@ -18,15 +17,7 @@ from support.device import make_device_backend
 from support.proposers import FunctionProposer, NothingKept
 from support.turns import GREEDY, say, tokens_of
 
-SHAPE = families.SHAPE | {"head_dim": 16, "num_hidden_layers": 4}
-CONFIGS = {
-    "llama": None,
-    "qwen2": transformers.Qwen2Config(**families.SHAPE),
-    "qwen3": transformers.Qwen3Config(**SHAPE),
-    "mistral": transformers.MistralConfig(**SHAPE, sliding_window=7),
-    "gemma2": transformers.Gemma2Config(**SHAPE, sliding_window=5, query_pre_attn_scalar=24),
-    "gemma3": transformers.Gemma3TextConfig(**SHAPE, sliding_window=5, sliding_window_pattern=2),
-}
+CONFIGS = {"llama": None} | families.BOUNDED
 SAMPLINGS = {
     "greedy": GREEDY,
     "seeded": SamplingParams(temperature=1.0, seed=2**63 + 11),

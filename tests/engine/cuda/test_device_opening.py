@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from kakeya import runtime as runtime_module
 from kakeya.config import EngineConfig
@@ -23,7 +24,7 @@ from kakeya.kernels.gpu.torch_kernels import TorchKernels
 from kakeya.models.checkpoint import Checkpoint, open_checkpoint
 from kakeya.models.config import ModelConfig
 from kakeya.types import BackendChoice, DType, Numerics, TokenEvent, WeightFormat
-from support import tiny
+from support import families, tiny
 from support.proposers import FunctionProposer
 from support.runtimes import answer, new_session, tiny_runtime
 
@@ -88,6 +89,17 @@ def test_weights_are_dense_and_a_tied_head_is_the_embedding(tiny_llama: Path, dt
     reference = tiny.load(tiny_llama, tiny.engine_config(dtype=dtype, weights=WeightFormat.AUTO))
     assert weights.num_parameters == reference.num_parameters
     assert weights.description == reference.describe_weights()
+
+
+def test_heads_of_different_sizes_are_refused_by_name(tmp_path: Path) -> None:
+    families.save_random(
+        transformers.Gemma4TextConfig(**families.GEMMA4, num_global_key_value_heads=1, attention_k_eq_v=True),
+        tmp_path,
+    )
+    with pytest.raises(
+        ConfigError, match="gemma4 models, whose layers have heads of different sizes, .* cpu"
+    ):
+        load_weights(open_checkpoint(tmp_path), dtype=DType.FLOAT32, weights=WeightFormat.AUTO, device=CPU)
 
 
 def test_weights_that_products_cannot_take_are_refused_by_name(tiny_llama: Path) -> None:

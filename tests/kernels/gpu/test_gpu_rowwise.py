@@ -49,6 +49,34 @@ def test_rotations_are_right_at_far_positions(bench: Bench, factor: float) -> No
     assert torch.allclose(out.cpu(), expected * factor, rtol=1e-6, atol=1e-7)
 
 
+def test_pairs_that_do_not_turn_do_not_grow(bench: Bench) -> None:
+    frequencies = bench.put(torch.tensor([0.5] * 8 + [0.0] * 8, dtype=torch.float64))
+    out = bench.unset(4, 2, 16, dtype=torch.float32)
+    bench.kernels.rotations(bench.rows([0, 0], [0, 7], [4, 4]), 40, frequencies, 1.5, out)
+    assert torch.equal(out[0, 0].cpu(), torch.tensor([1.5] * 8 + [1.0] * 8))
+    assert torch.equal(out[:2, 1, 8:].cpu(), torch.tensor([1.0, 0.0])[:, None].expand(2, 8))
+
+
+@pytest.mark.parametrize("width", [32, 1100])
+def test_norm_of_some_columns_in_place(bench: Bench, width: int) -> None:
+    whole, weight = bench.element(3, width + 24), bench.floats(width)
+    before = whole.clone()
+    bench.kernels.norm_rows(whole[:, 8 : 8 + width], weight, EPS)
+    assert bench.near(whole[:, 8 : 8 + width], rms_norm(before[:, 8 : 8 + width], weight))
+    assert torch.equal(whole[:, :8], before[:, :8])
+    assert torch.equal(whole[:, 8 + width :], before[:, 8 + width :])
+    bench.kernels.norm_rows(before[1:2, 8 : 8 + width], weight, EPS)
+    assert same_bits(before[1:2], whole[1:2])
+
+
+def test_add_norm_without_a_norm(bench: Bench) -> None:
+    hidden, added, post = bench.floats(3, 576), bench.element(3, 576), bench.floats(576)
+    expected, out = hidden.double() + rms_norm(added, post), bench.unset(3, 576)
+    bench.kernels.add_norm(hidden, added, post, None, EPS, out)
+    assert bench.near(hidden, expected)
+    assert torch.equal(out, hidden.to(out.dtype))
+
+
 @pytest.mark.parametrize("width", [576, 1100])
 @pytest.mark.parametrize("addend", ["nothing", "element", "float32", "normed"])
 def test_add_norm(bench: Bench, width: int, addend: str) -> None:

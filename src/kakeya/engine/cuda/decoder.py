@@ -14,7 +14,7 @@ from kakeya.engine.cuda.arranging import Arrangement
 from kakeya.engine.cuda.products import Products
 from kakeya.engine.cuda.shapes import StepShape
 from kakeya.engine.cuda.tables import StepTables
-from kakeya.engine.cuda.weights import DeviceWeights
+from kakeya.engine.cuda.weights import DeviceLayer, DeviceWeights
 from kakeya.engine.cuda.workspace import Workspace
 from kakeya.engine.slab import SlabPool
 from kakeya.kernels.gpu import (
@@ -26,7 +26,8 @@ from kakeya.kernels.gpu import (
     Scratch,
     splits_for,
 )
-from kakeya.models.rope import YarnScaling, inverse_frequencies
+from kakeya.models.config import ModelConfig, QueryTemperature
+from kakeya.models.rope import inverse_frequencies
 from kakeya.types import Numerics
 
 # Of every row in exact numerics: the order of additions must not depend on how many rows there are.
@@ -61,7 +62,9 @@ class FusedDecoder:
         self._scratch = self._make_scratch(max_rows, pool.device)
         self._choosing = ChoiceScratch.of(len(workspace.logits), self._model.vocab_size, pool.device)
         self._ropes = self._rope_tables(pool.device)
-        self._fuses_one_row = not self._exact and all(layer.is_plain for layer in weights.layers)
+        self._temperature = query_temperature(self._model, self._attention.capacity)
+        is_plain = self._temperature is None and all(layer.is_plain for layer in weights.layers)
+        self._fuses_one_row = not self._exact and is_plain
 
     def run(self, step: Arrangement, tap: Tap | None = None) -> None:
         """All layers; the rows that go through the head are left normed in the workspace."""
@@ -115,6 +118,7 @@ class FusedDecoder:
         add_norm(hidden, None, None, layers[0].input_norm, eps, normed)
         for index, layer in enumerate(layers):
             self._products(space.normed, layer.qkv, space.qkv, count)
+            self._finish_queries_and_keys(layer, count)
             self._attend(index, step, rotations)
             projected = self._products.projected(space.attended, layer.output, count)
             add_norm(hidden, projected, layer.post_attention_norm, layer.mlp_norm, eps, normed)
@@ -141,6 +145,20 @@ class FusedDecoder:
                 tap(index, hidden)
         self._kernels.add_norm(hidden, None, None, self._weights.final_norm, eps, space.normed[:1])
 
+    def _finish_queries_and_keys(self, layer: DeviceLayer, count: int) -> None:
+        """What attention does not do itself: norms over all heads of a row, the temperature of queries."""
+        model, qkv = self._model, self._space.qkv[:count]
+        queries, keys, _ = qkv.split_with_sizes([model.query_size, model.kv_size, model.kv_size], 1)
+        if model.qk_norm == "width":
+            assert layer.query_norm is not None
+            assert layer.key_norm is not None
+            self._kernels.norm_rows(queries, layer.query_norm, model.norm_eps)
+            self._kernels.norm_rows(keys, layer.key_norm, model.norm_eps)
+        if self._temperature is not None:
+            positions = self._tables.rows(0, count).positions.clamp(max=self._attention.capacity - 1)
+            laps = torch.log1p((positions // self._temperature.positions).float())
+            queries.mul_((1 + self._temperature.beta * laps)[:, None])
+
     def _attend(self, index: int, step: Arrangement, rotations: Sequence[Tensor]) -> None:
         space, kernels, shape = self._space, self._kernels, step.shape
         layer, turned = self._attention_layers[index], rotations[self._rope_of_layer[index]]
@@ -160,10 +178,15 @@ class FusedDecoder:
         return EXACT_SPLITS if self._exact else splits_for(rows, self._model.num_kv_heads)
 
     def _layers_over(self, pool: Tensor) -> list[AttentionLayer]:
-        windows = self._model.layer_windows
+        windows, norms_heads = self._model.layer_windows, self._model.qk_norm == "head"
         return [
             AttentionLayer(
-                pool, index, self._attention, layer.query_norm, layer.key_norm, windows[index] or 0
+                pool,
+                index,
+                self._attention,
+                query_norm=layer.query_norm if norms_heads else None,
+                key_norm=layer.key_norm if norms_heads else None,
+                local_window=windows[index] or 0,
             )
             for index, layer in enumerate(self._weights.layers)
         ]
@@ -181,12 +204,13 @@ class FusedDecoder:
 
     def _rope_tables(self, device: torch.device) -> list[tuple[Tensor, float]]:
         """The frequencies and the growth of each rope that some layer uses."""
-        distinct = list(dict.fromkeys(self._model.layer_ropes))
-        self._rope_of_layer = [distinct.index(rope) for rope in self._model.layer_ropes]
+        bounded = [rope.within(self._attention.capacity) for rope in self._model.layer_ropes]
+        distinct = list(dict.fromkeys(bounded))
+        self._rope_of_layer = [distinct.index(rope) for rope in bounded]
         return [
             (
                 torch.tensor(inverse_frequencies(rope).tolist(), dtype=torch.float64, device=device),
-                rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0,
+                rope.attention_factor,
             )
             for rope in distinct
         ]
@@ -211,3 +235,9 @@ def attention_shape(weights: DeviceWeights, pool: SlabPool) -> AttentionShape:
         softcap=model.attention_softcap or 0.0,
         norm_eps=model.norm_eps,
     )
+
+
+def query_temperature(model: ModelConfig, capacity: int) -> QueryTemperature | None:
+    """None where queries never get far enough to have one."""
+    temperature = model.query_temperature
+    return None if temperature is None or capacity <= temperature.positions else temperature

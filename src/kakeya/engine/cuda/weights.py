@@ -34,13 +34,13 @@ class Matrix:
 class DeviceLayer:
     """One layer's weights. Norm weights are float32."""
 
-    input_norm: Tensor
+    input_norm: Tensor | None
     qkv: Matrix
     query_norm: Tensor | None
     key_norm: Tensor | None
     output: Matrix
     post_attention_norm: Tensor | None
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     gate_up: Matrix
     down: Matrix
     post_mlp_norm: Tensor | None
@@ -50,7 +50,8 @@ class DeviceLayer:
         """Neither biases nor norms after a block: what the product of a single row can fuse."""
         matrices = (self.qkv, self.output, self.gate_up, self.down)
         has_bias = any(matrix.bias is not None for matrix in matrices)
-        return not has_bias and self.post_attention_norm is None and self.post_mlp_norm is None
+        has_post_norms = self.post_attention_norm is not None or self.post_mlp_norm is not None
+        return not has_bias and not has_post_norms
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,17 @@ def load_weights(
     Beside the weights that takes LOADING_BYTES of the device at most, and nothing of the host where the
     file's bytes are mapped. All is held in `dtype`, of which the cache is too; bf16 weights under float32 are
     rounded first.
-    Raises ConfigError for a format that is not dense, CorruptCheckpoint for what the file lacks.
+    Raises ConfigError for a format that is not dense or a network that only runs on a CPU, CorruptCheckpoint
+    for what the file lacks.
     """
+    if checkpoint.config.layer_heads:
+        raise ConfigError(
+            f"{checkpoint.config.family} models, whose layers have heads of different sizes, do not run on "
+            "cuda yet; choose --backend cpu"
+        )
     moved = _Mover(checkpoint, FLOAT_TYPES[dtype], _rounded(dtype, weights), device).moved()
     torch.cuda.empty_cache()  # what the slices took, for the pool; nothing where there is no CUDA
+    checkpoint.release()
     return moved
 
 
@@ -118,13 +126,13 @@ class _Mover:
 
     def _layer(self, stored: StoredLayer) -> DeviceLayer:
         return DeviceLayer(
-            input_norm=self._vector(stored.input_norm),
+            input_norm=self._optional(stored.input_norm),
             qkv=self._matrix(stored.qkv),
             query_norm=self._optional(stored.query_norm),
             key_norm=self._optional(stored.key_norm),
             output=self._matrix(stored.output),
             post_attention_norm=self._optional(stored.post_attention_norm),
-            mlp_norm=self._vector(stored.mlp_norm),
+            mlp_norm=self._optional(stored.mlp_norm),
             gate_up=self._matrix(stored.gate_up),
             down=self._matrix(stored.down),
             post_mlp_norm=self._optional(stored.post_mlp_norm),

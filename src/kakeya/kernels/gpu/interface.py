@@ -142,7 +142,8 @@ class GpuKernels(Protocol):
         self, rows: RowTable, capacity: int, inverse_frequencies: Tensor, factor: float, out: Tensor
     ) -> None:
         """factor * (cos, sin at the row's position; cos, sin at the position sinks see it at), float32
-        [4, rows, D / 2]. Angles are float64 like `inverse_frequencies` [D / 2]. Padding: anything finite."""
+        [4, rows, D / 2]. Angles are float64 like `inverse_frequencies` [D / 2]; where that is 0, nothing
+        turns and the factor is 1. Padding: anything finite."""
         ...
 
     def add_norm(
@@ -150,15 +151,20 @@ class GpuKernels(Protocol):
         hidden: Tensor,
         addend: Tensor | None,
         post_weight: Tensor | None,
-        weight: Tensor,
+        weight: Tensor | None,
         eps: float,
         out: Tensor,
     ) -> None:
-        """hidden += addend (first normed with post_weight, if given), then out = rms_norm(hidden) * weight.
+        """hidden += addend (first normed with post_weight, if given), then out = rms_norm(hidden) * weight,
+        or hidden itself if there is no weight.
 
         hidden float32 [rows, n] changes in place; addend element or float32, and may be the parts of a
         product: [parts, rows, n]; out element or float32; weights float32 [n].
         """
+        ...
+
+    def norm_rows(self, x: Tensor, weight: Tensor, eps: float) -> None:
+        """x = rms_norm(x) * weight in place, for element [rows, n]: contiguous columns of wider rows."""
         ...
 
     def gated(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:

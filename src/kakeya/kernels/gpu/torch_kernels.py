@@ -47,24 +47,28 @@ class TorchKernels:
     def rotations(
         self, rows: RowTable, capacity: int, inverse_frequencies: Tensor, factor: float, out: Tensor
     ) -> None:
+        growth = torch.where(inverse_frequencies == 0, 1.0, factor)
         for at, positions in enumerate((rows.positions, rows.positions.clamp(max=capacity - 1))):
             angles = positions.double()[:, None] * inverse_frequencies
-            out[2 * at].copy_(angles.cos() * factor)
-            out[2 * at + 1].copy_(angles.sin() * factor)
+            out[2 * at].copy_(angles.cos() * growth)
+            out[2 * at + 1].copy_(angles.sin() * growth)
 
     def add_norm(
         self,
         hidden: Tensor,
         addend: Tensor | None,
         post_weight: Tensor | None,
-        weight: Tensor,
+        weight: Tensor | None,
         eps: float,
         out: Tensor,
     ) -> None:
         if addend is not None:
             addend = addend.float().view(-1, *hidden.shape).sum(0)
             hidden.add_(addend if post_weight is None else torch_attention.normed(addend, post_weight, eps))
-        out.copy_(torch_attention.normed(hidden, weight, eps))
+        out.copy_(hidden if weight is None else torch_attention.normed(hidden, weight, eps))
+
+    def norm_rows(self, x: Tensor, weight: Tensor, eps: float) -> None:
+        x.copy_(torch_attention.normed(x, weight, eps))
 
     def gated(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:
         gate, up = gate_up.double().chunk(2, dim=-1)

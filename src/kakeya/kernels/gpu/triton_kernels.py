@@ -85,7 +85,7 @@ class TritonKernels:
         hidden: Tensor,
         addend: Tensor | None,
         post_weight: Tensor | None,
-        weight: Tensor,
+        weight: Tensor | None,
         eps: float,
         out: Tensor,
     ) -> None:
@@ -93,14 +93,28 @@ class TritonKernels:
         rowwise.add_norm[(rows,)](
             hidden,
             hidden if addend is None else addend,
-            weight if post_weight is None else post_weight,
-            weight,
+            hidden if post_weight is None else post_weight,
+            hidden if weight is None else weight,
             out,
             eps,
             N=n,
             BLOCK=launches.power_of_two(n),
             PARTS=0 if addend is None else addend.numel() // hidden.numel(),
             POST=post_weight is not None,
+            NORM=weight is not None,
+            num_warps=16 if n > 1024 else 8,
+            **self._launch,
+        )
+
+    def norm_rows(self, x: Tensor, weight: Tensor, eps: float) -> None:
+        rows, n = x.shape
+        rowwise.norm_rows[(rows,)](
+            x,
+            weight,
+            eps,
+            x.stride(0),
+            N=n,
+            BLOCK=launches.power_of_two(n),
             num_warps=16 if n > 1024 else 8,
             **self._launch,
         )

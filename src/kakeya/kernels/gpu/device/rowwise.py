@@ -40,16 +40,19 @@ def rotations(
     half = tl.arange(0, HALF)
     position = tl.load(position_ptr + row)
     position = tl.where(for_sinks == 1, tl.minimum(position, capacity - 1), position)
-    angles = position.to(tl.float64) * tl.load(frequency_ptr + half)
+    frequency = tl.load(frequency_ptr + half)
+    angles = position.to(tl.float64) * frequency
+    growth = tl.where(frequency == 0.0, 1.0, factor)
     place = out_ptr + 2 * for_sinks * plane_stride + row * HALF + half
-    tl.store(place, (tl.cos(angles) * factor).to(tl.float32))
-    tl.store(place + plane_stride, (tl.sin(angles) * factor).to(tl.float32))
+    tl.store(place, (tl.cos(angles) * growth).to(tl.float32))
+    tl.store(place + plane_stride, (tl.sin(angles) * growth).to(tl.float32))
 
 
 @triton.jit
 def add_norm(
     hidden_ptr, addend_ptr, post_weight_ptr, weight_ptr, out_ptr, eps,
-    N: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, POST: tl.constexpr, CHAINED: tl.constexpr,
+    N: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, POST: tl.constexpr, NORM: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program (row); BLOCK holds the whole row. Of an addend in parts each is as large as `hidden`."""
     follow(CHAINED)
@@ -67,9 +70,23 @@ def add_norm(
             addend = addend * scale * tl.load(post_weight_ptr + at, mask=inside, other=0.0)
         hidden += addend
         tl.store(hidden_ptr + row * N + at, hidden, mask=inside)
-    scale = tl.rsqrt(tl.sum(hidden * hidden, 0) / N + eps)
-    normed = hidden * scale * tl.load(weight_ptr + at, mask=inside, other=0.0)
-    tl.store(out_ptr + row * N + at, normed.to(out_ptr.dtype.element_ty), mask=inside)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(hidden * hidden, 0) / N + eps)
+        hidden = hidden * scale * tl.load(weight_ptr + at, mask=inside, other=0.0)
+    tl.store(out_ptr + row * N + at, hidden.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def norm_rows(x_ptr, weight_ptr, eps, stride, N: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+    """Program (row); BLOCK holds the whole row."""
+    follow(CHAINED)
+    at = tl.arange(0, BLOCK)
+    inside = at < N
+    place = x_ptr + tl.program_id(0).to(tl.int64) * stride + at
+    x = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / N + eps)
+    normed = x * scale * tl.load(weight_ptr + at, mask=inside, other=0.0)
+    tl.store(place, normed.to(x_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
