@@ -1,12 +1,14 @@
 // Checks the kernels of one instruction set without Python: for machines that only an emulator stands for.
 //
-//   instruction_sets NAME [time]   exits with 0 when every operation gives what it should
+//   instruction_sets NAME             exits with 0 when every operation gives what it should
+//   instruction_sets NAME THREADS...  also shows how fast products are with so many threads
 //
 // Products are compared with sums in double over what the formats define, and bit by bit between one row and many;
 // norms, gates and attention with the kernels for any processor.
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -176,12 +178,13 @@ double best_seconds(const Case& it, std::int64_t rows) {
   return best;
 }
 
-void show_speed(Format format, const char* name) {
-  const Case it(format, 16384, 4096);  // more than the caches hold
-  std::printf("%-7s %6.1f GB/s for one row;", name, static_cast<double>(it.tiles.size()) / best_seconds(it, 1) / 1e9);
-  for (std::int64_t rows : {4, 8, 16, 128}) {
-    std::printf("  %lld rows %6.1f G/s", static_cast<long long>(rows),
-                static_cast<double>(rows * it.outputs * it.columns) / best_seconds(it, rows) / 1e9);
+void show_speed(const Case& it, const char* name, int threads) {
+  ThreadPool::shared().resize(threads);
+  const double bytes = static_cast<double>(it.tiles.size()), products = static_cast<double>(it.outputs * it.columns);
+  std::printf("%-7s %2d threads, one row %6.1f GB/s; G products/s:", name, threads, bytes / best_seconds(it, 1) / 1e9);
+  for (std::int64_t rows : {2, 4, 8, 16, 128}) {
+    std::printf("  %lld rows %6.1f", static_cast<long long>(rows),
+                static_cast<double>(rows) * products / best_seconds(it, rows) / 1e9);
   }
   std::printf("\n");
 }
@@ -199,7 +202,10 @@ int main(int count, char** arguments) {
     const Format format = static_cast<Format>(index);
     if (format == Format::kAffine8) continue;  // no file has it
     check_products(format, kNames[index]);
-    if (count > 2) show_speed(format, kNames[index]);
+    if (count == 2) continue;
+    const Case large(format, 16384, 4096);  // more than the caches hold
+    for (int i = 2; i < count; ++i) show_speed(large, kNames[index], std::atoi(arguments[i]));
+    ThreadPool::shared().resize(2);
   }
   check_others(name);
   std::printf("%s: %d wrong\n", name, failures);
