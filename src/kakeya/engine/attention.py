@@ -227,7 +227,7 @@ class _TorchStep:
 
 def filling_slab(model: ModelConfig, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """As many copies of each key head as fill the layer's place: queries of a group then share fewer."""
-    copies = model.kv_copies(model.heads_of(layer))
+    copies = model.kv_copies(model.layer_heads[layer]) if model.layer_heads else 1
     if copies == 1:
         return k, v
     return k.repeat_interleave(copies, 1), v.repeat_interleave(copies, 1)

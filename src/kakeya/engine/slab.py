@@ -107,6 +107,8 @@ class SlabPool:
     def of_layer(self, layer: int) -> Tensor:
         """All slabs [count, layers, 2, kv_heads, slots, head_dim] as that layer sees them: of the others,
         only where they lie is right."""
+        if not self.geometry.layer_heads:
+            return self.storage
         return self.storage.view(*self.storage.shape[:2], *self.geometry.plane(layer))
 
     @property
