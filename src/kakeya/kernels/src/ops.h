@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "choice_ops.h"
+
 namespace kakeya {
 
 constexpr int kGroup = 32;     // weights and activations share a scale along this many columns
@@ -84,6 +86,7 @@ struct Ops {
   void (*gated_row)(const float* gate, const float* up, Activation activation, int columns, float* y);
   void (*store_kv)(const KvRow& row, int head_dim, bool bf16, void* key_slot, void* value_slot);
   void (*attend)(const AttentionBlock& block, float* scratch);
+  ChoiceOps choice;
 };
 
 // Each range of scores starts on a whole vector.

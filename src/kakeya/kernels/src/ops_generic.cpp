@@ -8,9 +8,12 @@ namespace generic {
 #include "product_kernel.h"
 #include "rowwise_kernel.h"
 #include "attention_kernel.h"
+#include "doubles_generic.h"
+#include "choice_kernel.h"
 }  // namespace generic
 
 extern const Ops kGenericOps = {"generic",          generic::quantize_row, generic::product, generic::rms_norm_row,
-                                generic::gated_row, generic::store_kv,     generic::attend};
+                                generic::gated_row, generic::store_kv,     generic::attend,
+                                generic::choice_ops};
 
 }  // namespace kakeya
