@@ -114,7 +114,9 @@ class HeldRequest {
     request_.number = fields[7].cast<double>();
     request_.recent = hold<std::int32_t>(fields[8], request_.recent_count);
     request_.bias_ids = hold<std::int64_t>(fields[9], request_.bias_count);
-    request_.bias_values = hold<double>(fields[10], request_.bias_count);
+    std::int64_t bias_values = 0;
+    request_.bias_values = hold<double>(fields[10], bias_values);
+    if (bias_values != request_.bias_count) throw std::invalid_argument("as many bias values as ids are needed");
     request_.mask = hold<std::uint8_t>(fields[11], request_.mask_bytes);
     request_.top_logprobs = fields[12].cast<int>();
   }

@@ -1,5 +1,6 @@
-// The choice of tokens: one pass finds the greatest logit of every block, and what follows looks only at blocks
-// that can matter. Weights are summed over a whole row only where its total is needed.
+// The choice of tokens. One pass finds the greatest logit of every block; what follows looks only at blocks that can
+// matter. Where the weight of a whole row is needed, float32 gives it first, and the same decision is made in
+// float64 only if float32 leaves it in doubt: what is chosen never depends on which of them chose.
 #include "choice.h"
 
 #include <algorithm>
@@ -16,7 +17,14 @@ namespace kakeya {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr float kFloatInfinity = std::numeric_limits<float>::infinity();
 constexpr int kMaskBytes = kChoiceBlock / 8;
+constexpr std::size_t kPadding = 8;  // weights are computed in eights
+constexpr double kFloorStep = 2.0;
+constexpr double kFlat = 200.0;  // times the weight of the best: so close together, float32 seldom decides
+constexpr double kLargestRoughFactor = 1e30;  // beyond it float32 overflows
+
+enum class Precision { kRough, kExact };
 
 // One row of logits under penalties, bias and a mask. The logits that these change are -infinity in a copy of their
 // block; adjusted values, which need a double, are kept beside it. Memory stays for the thread's next row.
@@ -31,25 +39,38 @@ class LogitRow {
   // The lowest id with the best logit.
   std::int64_t first_best() const;
   // The sum of exp((logit - best) * factor), kept block by block.
-  double weigh(double factor);
-  std::int64_t draw_from_all(double number, double factor);
+  double weigh(double factor, Precision precision);
+  // The token where the running weight of the whole row passes `number` of it. False where weights by kRoughness
+  // lower or higher could lead to another one and are no better known.
+  bool draw_from_all(double number, double factor, Precision precision, std::int64_t& token);
 
   // Tokens whose score (logit - best) / temperature is at least `floor` and finite, weighed.
   Candidates& collect(double floor, double temperature);
-  // A score that at least `count` tokens reach; -infinity if the blocks do not tell.
+  // The same for a floor so low, `lowest` at least, that their measure reaches `target`.
+  Candidates& collect_enough(Measure measure, double target, double lowest, double temperature);
+  // A score that at least `count` tokens reach; -infinity where the greatest of the blocks do not tell.
   double score_of(std::int64_t count, double temperature);
 
  private:
+  struct Adjusted {
+    std::int32_t id;
+    std::int32_t count;  // how often it is among the recent ones
+    double logit;
+  };
   static constexpr std::int64_t start_of(std::size_t block) { return static_cast<std::int64_t>(block) * kChoiceBlock; }
+  static std::size_t block_of(std::int64_t token) { return static_cast<std::size_t>(token / kChoiceBlock); }
+  // Nothing but -infinity is left of it.
+  bool is_empty(std::size_t block) const { return maxima_[block] == -kFloatInfinity; }
   float* copy_of(std::size_t block);
   void refresh(std::size_t block) { ops_->maxima(blocks_[block], 1, &maxima_[block]); }
   void note_best();
-  std::int32_t& adjusted(std::int64_t token);
+  Adjusted& adjusted(std::int64_t token);
   void penalize(const ChoiceRequest& request);
   void add_bias(const ChoiceRequest& request);
   void take_out_adjusted();
   void apply_mask(const ChoiceRequest& request);
-  bool outside(std::int64_t token) const { return token < 0 || token >= vocab_; }
+  void weigh_block(std::size_t block, double factor, double* weights) const;
+  bool all_inside(const std::int32_t* tokens, std::int64_t count) const;
 
   const ChoiceOps* ops_ = nullptr;
   const float* logits_ = nullptr;
@@ -60,10 +81,8 @@ class LogitRow {
   std::vector<float> copies_;
   std::vector<double> sums_;  // weights of each block
 
-  std::vector<std::int32_t> ids_;      // of the adjusted tokens
-  std::vector<double> values_;         // their logits, adjusted
-  std::vector<std::int32_t> counts_;   // how often each is among the recent ones
-  std::vector<std::int32_t> places_;   // 1 + index into these for each token of the vocabulary; 0 between rows
+  std::vector<Adjusted> adjusted_;
+  std::vector<std::int32_t> places_;  // 1 + index into `adjusted_` for each token of the vocabulary; 0 between rows
   std::vector<double> weights_, order_;
   std::vector<std::pair<std::int32_t, double>> apart_;
   Candidates candidates_;
@@ -76,9 +95,7 @@ void LogitRow::open(const float* logits, std::int64_t vocab) {
   const std::size_t whole = static_cast<std::size_t>(vocab / kChoiceBlock);
   const std::size_t rest = static_cast<std::size_t>(vocab % kChoiceBlock);
   const std::size_t blocks = whole + (rest != 0);
-  ids_.clear();
-  values_.clear();
-  counts_.clear();
+  adjusted_.clear();
   blocks_.resize(blocks);
   maxima_.resize(blocks);
   sums_.resize(blocks);
@@ -88,7 +105,7 @@ void LogitRow::open(const float* logits, std::int64_t vocab) {
   if (rest != 0) {
     float* last = copies_.data() + start_of(whole);
     std::copy(logits + start_of(whole), logits + vocab, last);
-    std::fill(last + rest, last + kChoiceBlock, -std::numeric_limits<float>::infinity());
+    std::fill(last + rest, last + kChoiceBlock, -kFloatInfinity);
     blocks_[whole] = last;
     refresh(whole);
   }
@@ -101,7 +118,7 @@ void LogitRow::note_best() {
     if (most > best_ || std::isnan(most)) best_ = most;
     if (std::isnan(best_)) return;
   }
-  for (const double value : values_) best_ = std::max(best_, value);
+  for (const Adjusted& each : adjusted_) best_ = std::max(best_, each.logit);
 }
 
 float* LogitRow::copy_of(std::size_t block) {
@@ -114,62 +131,61 @@ float* LogitRow::copy_of(std::size_t block) {
 }
 
 ChoiceStatus LogitRow::adjust(const ChoiceRequest& request, std::int64_t& token) {
-  if (request.recent_count > 0) {
+  if (!all_inside(request.recent, request.recent_count)) {
     const auto [least, most] = std::minmax_element(request.recent, request.recent + request.recent_count);
-    token = outside(*least) ? *least : *most;
-    if (outside(token)) return ChoiceStatus::kNotAToken;
+    token = *least < 0 ? *least : *most;
+    return ChoiceStatus::kNotAToken;
   }
   for (std::int64_t i = 0; i < request.bias_count; ++i) {
     token = request.bias_ids[i];
-    if (outside(token)) return ChoiceStatus::kNotAToken;
+    if (token < 0 || token >= vocab_) return ChoiceStatus::kNotAToken;
   }
-  penalize(request);
-  add_bias(request);
-  take_out_adjusted();
+  if (request.recent_count + request.bias_count > 0) {
+    if (places_.size() < static_cast<std::size_t>(vocab_)) places_.resize(static_cast<std::size_t>(vocab_), 0);
+    penalize(request);
+    add_bias(request);
+    take_out_adjusted();
+  }
   if (request.mask != nullptr) apply_mask(request);
   note_best();
   return best_ == -kInfinity ? ChoiceStatus::kNoToken : ChoiceStatus::kChosen;
 }
 
-// The place of a token among the adjusted ones; it becomes one with its own logit.
-std::int32_t& LogitRow::adjusted(std::int64_t token) {
+bool LogitRow::all_inside(const std::int32_t* tokens, std::int64_t count) const {
+  std::uint32_t outside = 0;
+  for (std::int64_t i = 0; i < count; ++i) outside |= static_cast<std::uint32_t>(tokens[i]) >= vocab_;
+  return outside == 0;
+}
+
+// A token that becomes one of the adjusted ones, with its own logit, unless it is one.
+LogitRow::Adjusted& LogitRow::adjusted(std::int64_t token) {
   std::int32_t& place = places_[static_cast<std::size_t>(token)];
   if (place == 0) {
-    ids_.push_back(static_cast<std::int32_t>(token));
-    values_.push_back(logits_[token]);
-    counts_.push_back(0);
-    place = static_cast<std::int32_t>(ids_.size());
+    adjusted_.push_back({static_cast<std::int32_t>(token), 0, logits_[token]});
+    place = static_cast<std::int32_t>(adjusted_.size());
   }
-  return place;
+  return adjusted_[static_cast<std::size_t>(place - 1)];
 }
 
 void LogitRow::penalize(const ChoiceRequest& request) {
-  if (request.recent_count + request.bias_count > 0 && places_.size() < static_cast<std::size_t>(vocab_)) {
-    places_.resize(static_cast<std::size_t>(vocab_), 0);
-  }
-  for (std::int64_t i = 0; i < request.recent_count; ++i) {
-    ++counts_[static_cast<std::size_t>(adjusted(request.recent[i]) - 1)];
-  }
-  for (std::size_t i = 0; i < values_.size(); ++i) {
-    double& value = values_[i];
-    value = value > 0.0 ? value / request.repetition : value * request.repetition;
-    value = value - request.presence - request.frequency * counts_[i];
+  for (std::int64_t i = 0; i < request.recent_count; ++i) ++adjusted(request.recent[i]).count;
+  for (Adjusted& each : adjusted_) {
+    each.logit = each.logit > 0.0 ? each.logit / request.repetition : each.logit * request.repetition;
+    each.logit = each.logit - request.presence - request.frequency * each.count;
   }
 }
 
 void LogitRow::add_bias(const ChoiceRequest& request) {
-  for (std::int64_t i = 0; i < request.bias_count; ++i) {
-    values_[static_cast<std::size_t>(adjusted(request.bias_ids[i]) - 1)] += request.bias_values[i];
-  }
+  for (std::int64_t i = 0; i < request.bias_count; ++i) adjusted(request.bias_ids[i]).logit += request.bias_values[i];
 }
 
 void LogitRow::take_out_adjusted() {
-  for (const std::int32_t id : ids_) {
-    places_[static_cast<std::size_t>(id)] = 0;
-    const std::size_t block = static_cast<std::size_t>(id / kChoiceBlock);
-    float& logit = copy_of(block)[id % kChoiceBlock];
+  for (const Adjusted& each : adjusted_) {
+    places_[static_cast<std::size_t>(each.id)] = 0;
+    const std::size_t block = block_of(each.id);
+    float& logit = copy_of(block)[each.id % kChoiceBlock];
     const bool was_greatest = logit == maxima_[block];
-    logit = -std::numeric_limits<float>::infinity();
+    logit = -kFloatInfinity;
     if (was_greatest) refresh(block);
   }
 }
@@ -178,8 +194,8 @@ void LogitRow::apply_mask(const ChoiceRequest& request) {
   const auto allows = [&](std::int64_t id) {
     return id / 8 < request.mask_bytes && (request.mask[id / 8] >> (id % 8) & 1) != 0;
   };
-  for (std::size_t i = 0; i < ids_.size(); ++i) {
-    if (!allows(ids_[i])) values_[i] = -kInfinity;
+  for (Adjusted& each : adjusted_) {
+    if (!allows(each.id)) each.logit = -kInfinity;
   }
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
     std::uint8_t bits[kMaskBytes] = {};
@@ -188,7 +204,7 @@ void LogitRow::apply_mask(const ChoiceRequest& request) {
     std::copy(request.mask + first, request.mask + first + there, bits);
     if (std::all_of(bits, bits + kMaskBytes, [](std::uint8_t byte) { return byte == 0xff; })) continue;
     if (std::all_of(bits, bits + kMaskBytes, [](std::uint8_t byte) { return byte == 0; })) {
-      maxima_[b] = -std::numeric_limits<float>::infinity();  // so that nothing looks at it again
+      maxima_[b] = -kFloatInfinity;  // so that nothing looks at it again
       continue;
     }
     ops_->mask(blocks_[b], bits, copies_.data() + start_of(b));
@@ -199,8 +215,8 @@ void LogitRow::apply_mask(const ChoiceRequest& request) {
 
 std::int64_t LogitRow::first_best() const {
   std::int64_t token = vocab_;
-  for (std::size_t i = 0; i < ids_.size(); ++i) {
-    if (values_[i] == best_) token = std::min<std::int64_t>(token, ids_[i]);
+  for (const Adjusted& each : adjusted_) {
+    if (each.logit == best_) token = std::min<std::int64_t>(token, each.id);
   }
   for (std::size_t b = 0; b < blocks_.size() && start_of(b) < token; ++b) {
     if (static_cast<double>(maxima_[b]) != best_) continue;
@@ -210,52 +226,62 @@ std::int64_t LogitRow::first_best() const {
   return token;
 }
 
-double LogitRow::weigh(double factor) {
+double LogitRow::weigh(double factor, Precision precision) {
+  const bool is_rough = precision == Precision::kRough && factor < kLargestRoughFactor;
+  // Adjusted logits need not be numbers that float32 has: its scores are relative to the best of the others.
+  const float greatest = *std::max_element(maxima_.begin(), maxima_.end());
+  const double scale = std::exp((static_cast<double>(greatest) - best_) * factor);
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
-    const bool matters = maxima_[b] != -std::numeric_limits<float>::infinity();
-    sums_[b] = matters ? ops_->weight_sum(blocks_[b], best_, factor) : 0.0;
+    if (is_empty(b)) {
+      sums_[b] = 0.0;
+    } else if (is_rough) {
+      sums_[b] = scale * ops_->rough_weight_sum(blocks_[b], greatest, static_cast<float>(factor));
+    } else {
+      sums_[b] = ops_->weight_sum(blocks_[b], best_, factor);
+    }
   }
-  weights_.assign((ids_.size() + 7) / 8 * 8, 0.0);
-  for (std::size_t i = 0; i < ids_.size(); ++i) weights_[i] = (values_[i] - best_) * factor;
-  ops_->exponentials(weights_.data(), static_cast<std::int64_t>(weights_.size()));
-  for (std::size_t i = 0; i < ids_.size(); ++i) sums_[static_cast<std::size_t>(ids_[i] / kChoiceBlock)] += weights_[i];
+  weights_.assign(adjusted_.size() + kPadding, 0.0);
+  for (std::size_t i = 0; i < adjusted_.size(); ++i) weights_[i] = (adjusted_[i].logit - best_) * factor;
+  ops_->exponentials(weights_.data(), static_cast<std::int64_t>(adjusted_.size()), weights_.data());
+  for (std::size_t i = 0; i < adjusted_.size(); ++i) sums_[block_of(adjusted_[i].id)] += weights_[i];
   double total = 0.0;
   for (const double sum : sums_) total += sum;
   return total;
 }
 
-std::int64_t LogitRow::draw_from_all(double number, double factor) {
-  const double total = weigh(factor);
+bool LogitRow::draw_from_all(double number, double factor, Precision precision, std::int64_t& token) {
+  const double total = weigh(factor, precision);
+  const double doubt = precision == Precision::kRough ? 2 * kRoughness * total : 0.0;
   // Kept below the total, whatever the rounding, so that the block found has weight.
   const double target = std::min(number * total, std::nextafter(total, 0.0));
-  double before = 0.0;
+  double running = 0.0;
   std::size_t block = 0;
-  for (; before + sums_[block] <= target; ++block) before += sums_[block];
-
+  for (; running + sums_[block] <= target; ++block) running += sums_[block];
   double weights[kChoiceBlock];
-  for (int i = 0; i < kChoiceBlock; ++i) {
-    const bool matters = maxima_[block] != -std::numeric_limits<float>::infinity();
-    weights[i] = matters ? (static_cast<double>(blocks_[block][i]) - best_) * factor : -kInfinity;
-  }
-  for (std::size_t i = 0; i < ids_.size(); ++i) {
-    if (static_cast<std::size_t>(ids_[i] / kChoiceBlock) == block) {
-      weights[ids_[i] % kChoiceBlock] = (values_[i] - best_) * factor;
-    }
-  }
-  ops_->exponentials(weights, kChoiceBlock);
-  int chosen = 0;
-  for (int i = 0; i < kChoiceBlock; ++i) {
+  weigh_block(block, factor, weights);
+  double before = running;
+  for (int i = 0; i < kChoiceBlock && running <= target; ++i) {
     if (weights[i] <= 0.0) continue;
-    chosen = i;  // the last with weight, should rounding leave the block's sum short of the target
-    before += weights[i];
-    if (before > target) break;
+    token = start_of(block) + i;  // the last with weight, should rounding leave the block short of the target
+    before = running;
+    running += weights[i];
   }
-  return start_of(block) + chosen;
+  return doubt == 0.0 || (target - before >= doubt && running - target >= doubt);
+}
+
+void LogitRow::weigh_block(std::size_t block, double factor, double* weights) const {
+  for (int i = 0; i < kChoiceBlock; ++i) {
+    weights[i] = is_empty(block) ? -kInfinity : (static_cast<double>(blocks_[block][i]) - best_) * factor;
+  }
+  for (const Adjusted& each : adjusted_) {
+    if (block_of(each.id) == block) weights[each.id % kChoiceBlock] = (each.logit - best_) * factor;
+  }
+  ops_->exponentials(weights, kChoiceBlock, weights);
 }
 
 double LogitRow::score_of(std::int64_t count, double temperature) {
   order_.assign(maxima_.begin(), maxima_.end());
-  order_.insert(order_.end(), values_.begin(), values_.end());
+  for (const Adjusted& each : adjusted_) order_.push_back(each.logit);
   if (count > static_cast<std::int64_t>(order_.size())) return -kInfinity;
   const auto last = order_.begin() + (count - 1);
   std::nth_element(order_.begin(), last, order_.end(), [](double a, double b) { return a > b; });
@@ -268,21 +294,20 @@ Candidates& LogitRow::collect(double floor, double temperature) {
   const double distance = floor * temperature;
   const double limit = best_ + distance - 4e-15 * (std::abs(best_) + std::abs(distance)) - 1e-300;
   float float_limit = static_cast<float>(limit);
-  if (float_limit > limit) float_limit = std::nextafter(float_limit, -std::numeric_limits<float>::infinity());
-  const auto passes = [floor](double score) { return score >= floor && score > -kInfinity; };
-  int found[kChoiceBlock];
+  if (float_limit > limit) float_limit = std::nextafter(float_limit, -kFloatInfinity);
+  int places[kChoiceBlock];
+  double scores[kChoiceBlock];
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
-    if (maxima_[b] < float_limit || maxima_[b] == -std::numeric_limits<float>::infinity()) continue;
-    const int count = ops_->find_at_least(blocks_[b], float_limit, found);
-    for (int i = 0; i < count; ++i) {
-      const double score = (static_cast<double>(blocks_[b][found[i]]) - best_) / temperature;
-      if (passes(score)) candidates_.add(static_cast<std::int32_t>(start_of(b) + found[i]), score);
-    }
+    if (maxima_[b] < float_limit || is_empty(b)) continue;
+    const int count = ops_->find_at_least(blocks_[b], float_limit, places);
+    for (int i = 0; i < count; ++i) scores[i] = static_cast<double>(blocks_[b][places[i]]) - best_;
+    for (int i = 0; i < count; ++i) scores[i] /= temperature;
+    candidates_.add(start_of(b), places, scores, count, floor);
   }
   apart_.clear();
-  for (std::size_t i = 0; i < ids_.size(); ++i) {
-    const double score = (values_[i] - best_) / temperature;
-    if (passes(score)) apart_.emplace_back(ids_[i], score);
+  for (const Adjusted& each : adjusted_) {
+    const double score = (each.logit - best_) / temperature;
+    if (score >= floor && score > -kInfinity) apart_.emplace_back(each.id, score);
   }
   std::sort(apart_.begin(), apart_.end());
   candidates_.merge(apart_);
@@ -290,31 +315,63 @@ Candidates& LogitRow::collect(double floor, double temperature) {
   return candidates_;
 }
 
+Candidates& LogitRow::collect_enough(Measure measure, double target, double lowest, double temperature) {
+  constexpr double kLastTried = -30.0;  // hardly anything has weight so far down: then everything at once
+  for (double floor = -kFloorStep; floor > std::max(lowest, kLastTried); floor -= kFloorStep) {
+    Candidates& found = collect(floor, temperature);
+    const double reached = measure == Measure::kCount ? static_cast<double>(found.size()) : found.total();
+    if (reached >= target) return found;
+  }
+  return collect(lowest, temperature);
+}
+
 // 1 / temperature; a temperature too small for that sends everything but the best to where there is no weight.
 double factor_of(double temperature) { return std::min(1.0 / temperature, std::numeric_limits<double>::max()); }
 
+std::int64_t draw_from_all(LogitRow& row, const ChoiceRequest& request) {
+  std::int64_t token = 0;
+  const double factor = factor_of(request.temperature);
+  if (!row.draw_from_all(request.number, factor, Precision::kRough, token)) {
+    row.draw_from_all(request.number, factor, Precision::kExact, token);
+  }
+  return token;
+}
+
+// The smallest set of best tokens that holds top-p of the whole row.
+Candidates& nucleus(LogitRow& row, const ChoiceRequest& request, std::int64_t vocab) {
+  const double factor = factor_of(request.temperature);
+  double total = row.weigh(factor, Precision::kRough);
+  const bool is_rough = total < kFlat;
+  if (!is_rough) total = row.weigh(factor, Precision::kExact);
+  const double target = request.top_p * total, doubt = is_rough ? kRoughness * total : 0.0;
+  // All tokens below this floor together weigh less than what the nucleus leaves out.
+  const double lowest = std::log((1.0 - request.top_p) * total / static_cast<double>(vocab)) - 1e-3;
+  Candidates& candidates = row.collect_enough(Measure::kWeight, target + doubt, lowest, request.temperature);
+  if (!candidates.keep_leaders(Measure::kWeight, target, doubt)) {
+    candidates.keep_leaders(Measure::kWeight, request.top_p * row.weigh(factor, Precision::kExact));
+  }
+  return candidates;
+}
+
+Candidates& best_few(LogitRow& row, const ChoiceRequest& request) {
+  const double count = static_cast<double>(request.top_k);
+  const double floor = row.score_of(request.top_k, request.temperature);
+  Candidates& candidates = floor > -kInfinity
+                               ? row.collect(floor, request.temperature)
+                               : row.collect_enough(Measure::kCount, count, -kInfinity, request.temperature);
+  candidates.keep_leaders(Measure::kCount, count);
+  if (request.top_p < 1.0) candidates.keep_leaders(Measure::kWeight, request.top_p * candidates.total());
+  return candidates;
+}
+
 std::int64_t draw(LogitRow& row, const ChoiceRequest& request, std::int64_t vocab) {
-  const double temperature = request.temperature;
-  const bool few = request.top_k > 0 && request.top_k < vocab;
-  const bool nucleus = request.top_p < 1.0;
-  if (!few && !nucleus && request.least_score == -kInfinity) {
-    return row.draw_from_all(request.number, factor_of(temperature));
-  }
-  double floor = request.least_score, total = 0.0;
-  if (few) {
-    floor = row.score_of(request.top_k, temperature);
-  } else if (nucleus) {
-    // All tokens below this floor together weigh less than what the nucleus leaves out.
-    total = row.weigh(factor_of(temperature));
-    floor = std::log((1.0 - request.top_p) * total / static_cast<double>(vocab)) - 1e-6;
-  }
-  Candidates& candidates = row.collect(floor, temperature);
-  if (few) {
-    candidates.keep_leaders(Measure::kCount, static_cast<double>(request.top_k));
-    total = candidates.total();
-  }
-  if (nucleus) candidates.keep_leaders(Measure::kWeight, request.top_p * total);
-  candidates.keep_at_least(request.least_score);
+  const bool is_few = request.top_k > 0 && request.top_k < vocab;
+  const bool is_likely = request.least_score > -kInfinity;
+  if (!is_few && !is_likely && request.top_p == 1.0) return draw_from_all(row, request);
+  Candidates& candidates = is_few                ? best_few(row, request)
+                           : request.top_p < 1.0 ? nucleus(row, request, vocab)
+                                                 : row.collect(request.least_score, request.temperature);
+  if (is_likely) candidates.keep_at_least(request.least_score);
   return candidates.draw(request.number);
 }
 
@@ -330,8 +387,14 @@ std::vector<TokenScore> top_of(LogitRow& row, int count, double log_total) {
   return top;
 }
 
-void choose_row(const float* logits, std::int64_t vocab, const ChoiceRequest& request, Choice& choice) {
+// Not inlined: its address would be looked up again at every use.
+__attribute__((noinline)) LogitRow& row_of_this_thread() {
   static thread_local LogitRow row;
+  return row;
+}
+
+void choose_row(const float* logits, std::int64_t vocab, const ChoiceRequest& request, Choice& choice) {
+  LogitRow& row = row_of_this_thread();
   row.open(logits, vocab);
   const double best = row.best();
   choice.best = static_cast<float>(best);
@@ -341,7 +404,7 @@ void choose_row(const float* logits, std::int64_t vocab, const ChoiceRequest& re
   }
   double log_total = 0.0;
   if (request.top_logprobs >= 0) {
-    log_total = std::log(row.weigh(1.0));
+    log_total = std::log(row.weigh(1.0, Precision::kExact));
     choice.top = top_of(row, request.top_logprobs, log_total);
   }
   choice.status = row.adjust(request, choice.token);

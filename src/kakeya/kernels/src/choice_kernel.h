@@ -62,8 +62,19 @@ inline double weight_sum(const float* block, double best, double factor) {
   return sum_lanes(sums[0] + sums[1]);
 }
 
-inline void exponentials(double* scores, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; i += 8) store(scores + i, exponential(load(scores + i)));
+inline float rough_weight_sum(const float* block, float best, float factor) {
+  F16 sums[2] = {splat(0.0f), splat(0.0f)};
+  for (int i = 0; i < kChoiceBlock; i += 32) {
+    KAKEYA_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      sums[j] = sums[j] + exponential((load(block + i + 16 * j) - splat(best)) * splat(factor));
+    }
+  }
+  return sum_lanes(sums[0] + sums[1]);
+}
+
+inline void exponentials(const double* scores, std::int64_t count, double* weights) {
+  for (std::int64_t i = 0; i < count; i += 8) store(weights + i, exponential(load(scores + i)));
 }
 
 inline int find_at_least(const float* block, float limit, int* places) {
@@ -77,10 +88,10 @@ inline int find_at_least(const float* block, float limit, int* places) {
 }
 
 inline void mask(const float* block, const std::uint8_t* bits, float* masked) {
-  for (int i = 0; i < kChoiceBlock; i += 8) {
-    const std::uint32_t byte = bits[i / 8];
-    for (int j = 0; j < 8; ++j) masked[i + j] = (byte >> j & 1u) != 0 ? block[i + j] : -__builtin_inff();
+  for (int i = 0; i < kChoiceBlock; i += 16) {
+    const std::uint32_t sixteen = bits[i / 8] | static_cast<std::uint32_t>(bits[i / 8 + 1]) << 8;
+    store(masked + i, lanes_of_bits(load(block + i), sixteen));
   }
 }
 
-constexpr ChoiceOps choice_ops = {maxima, weight_sum, exponentials, find_at_least, mask};
+constexpr ChoiceOps choice_ops = {maxima, weight_sum, rough_weight_sum, exponentials, find_at_least, mask};

@@ -22,7 +22,7 @@ namespace avx2 {
 #include "product_kernel.h"
 #include "rowwise_kernel.h"
 #include "attention_kernel.h"
-#include "doubles_avx2.h"
+#include "choice_lanes_avx2.h"
 #include "choice_kernel.h"
 }  // namespace avx2
 

@@ -20,7 +20,7 @@ namespace avx512 {
 #include "product_kernel.h"
 #include "rowwise_kernel.h"
 #include "attention_kernel.h"
-#include "doubles_avx512.h"
+#include "choice_lanes_avx512.h"
 #include "choice_kernel.h"
 }  // namespace avx512
 

@@ -8,7 +8,7 @@ namespace generic {
 #include "product_kernel.h"
 #include "rowwise_kernel.h"
 #include "attention_kernel.h"
-#include "doubles_generic.h"
+#include "choice_lanes_generic.h"
 #include "choice_kernel.h"
 }  // namespace generic
 

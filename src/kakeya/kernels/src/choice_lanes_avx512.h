@@ -1,4 +1,4 @@
-// Eight doubles in one register, for the choice of tokens. Included behind lanes_avx512.h.
+// What the choice of tokens needs beside lanes_avx512.h: eight doubles in one register, and lanes as bits.
 
 struct D8 {
   __m512d v;
@@ -26,4 +26,8 @@ KAKEYA_INLINE D8 power_of_two(D8 shifted) {
 // Bit i tells whether lane i is at least `limit`.
 KAKEYA_INLINE std::uint32_t lanes_at_least(F16 a, float limit) {
   return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(limit), _CMP_GE_OQ);
+}
+// Lane i of `a` where bit i is set, elsewhere -infinity.
+KAKEYA_INLINE F16 lanes_of_bits(F16 a, std::uint32_t bits) {
+  return {_mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), static_cast<__mmask16>(bits), a.v)};
 }

@@ -1,4 +1,4 @@
-// Eight doubles in four vectors of two, for the choice of tokens. Included behind lanes_generic.h.
+// What the choice of tokens needs beside lanes_generic.h: eight doubles in four vectors of two, and lanes as bits.
 
 struct D8 {
   typedef double Vec __attribute__((vector_size(16)));
@@ -65,4 +65,11 @@ KAKEYA_INLINE std::uint32_t lanes_at_least(F16 a, float limit) {
   std::uint32_t bits = 0;
   for (int i = 0; i < 16; ++i) bits |= static_cast<std::uint32_t>(lanes[i] >= limit) << i;
   return bits;
+}
+// Lane i of `a` where bit i is set, elsewhere -infinity.
+KAKEYA_INLINE F16 lanes_of_bits(F16 a, std::uint32_t bits) {
+  float lanes[16];
+  store(lanes, a);
+  for (int i = 0; i < 16; ++i) lanes[i] = (bits >> i & 1u) != 0 ? lanes[i] : -__builtin_inff();
+  return load(lanes);
 }

@@ -1,4 +1,4 @@
-// Eight doubles in two registers, for the choice of tokens. Included behind lanes_avx2.h.
+// What the choice of tokens needs beside lanes_avx2.h: eight doubles in two registers, and lanes as bits.
 
 struct D8 {
   __m256d lo, hi;
@@ -39,4 +39,14 @@ KAKEYA_INLINE std::uint32_t lanes_at_least(F16 a, float limit) {
   const int lo = _mm256_movemask_ps(_mm256_cmp_ps(a.lo, least, _CMP_GE_OQ));
   const int hi = _mm256_movemask_ps(_mm256_cmp_ps(a.hi, least, _CMP_GE_OQ));
   return static_cast<std::uint32_t>(lo | hi << 8);
+}
+// Lane i of `a` where bit i is set, elsewhere -infinity.
+KAKEYA_INLINE __m256 lanes_of_bits(__m256 a, __m256i bits, __m256i bit_of_lane) {
+  const __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(bits, bit_of_lane), bit_of_lane);
+  return _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), a, _mm256_castsi256_ps(set));
+}
+KAKEYA_INLINE F16 lanes_of_bits(F16 a, std::uint32_t bits) {
+  const __m256i all = _mm256_set1_epi32(static_cast<int>(bits));
+  const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  return {lanes_of_bits(a.lo, all, lane), lanes_of_bits(a.hi, all, _mm256_slli_epi32(lane, 8))};
 }
