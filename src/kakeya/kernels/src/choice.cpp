@@ -375,8 +375,8 @@ std::int64_t draw(LogitRow& row, const ChoiceRequest& request, std::int64_t voca
   return candidates.draw(request.number);
 }
 
-// The model's own log-probabilities: of the row as it was given.
-std::vector<TokenScore> top_of(LogitRow& row, int count, double log_total) {
+// The most probable tokens of the row as the model gave it. Impossible ones fill the list if there are no others.
+std::vector<TokenScore> top_of(LogitRow& row, const float* logits, std::int64_t vocab, int count, double log_total) {
   std::vector<TokenScore> top;
   if (count == 0) return top;
   Candidates& candidates = row.collect(row.score_of(count, 1.0), 1.0);
@@ -384,6 +384,9 @@ std::vector<TokenScore> top_of(LogitRow& row, int count, double log_total) {
   for (std::size_t i = 0; i < candidates.size(); ++i) top.push_back({candidates.id(i), candidates.score(i)});
   std::stable_sort(top.begin(), top.end(), [](auto& a, auto& b) { return a.logprob > b.logprob; });
   for (TokenScore& each : top) each.logprob -= log_total;
+  for (std::int64_t id = 0; id < vocab && top.size() < static_cast<std::size_t>(count); ++id) {
+    if (logits[id] == -kFloatInfinity) top.push_back({id, -kInfinity});
+  }
   return top;
 }
 
@@ -405,7 +408,7 @@ void choose_row(const float* logits, std::int64_t vocab, const ChoiceRequest& re
   double log_total = 0.0;
   if (request.top_logprobs >= 0) {
     log_total = std::log(row.weigh(1.0, Precision::kExact));
-    choice.top = top_of(row, request.top_logprobs, log_total);
+    choice.top = top_of(row, logits, vocab, request.top_logprobs, log_total);
   }
   choice.status = row.adjust(request, choice.token);
   if (choice.status != ChoiceStatus::kChosen) return;
