@@ -1,4 +1,4 @@
-"""What the native choice of tokens is asked and what it answers. `kakeya.engine.sampler` says what is chosen."""
+"""What the native choice of tokens is asked and what it answers; `engine.sampler` says what is chosen."""
 
 from array import array
 from enum import IntEnum
@@ -24,6 +24,8 @@ class ChoiceRequest(NamedTuple):
 
 
 class ChoiceStatus(IntEnum):
+    """What became of a row: a token, or the reason why there is none."""
+
     CHOSEN = 0
     NOT_FINITE = 1
     NO_TOKEN = 2
@@ -31,7 +33,7 @@ class ChoiceStatus(IntEnum):
 
 
 class Choice(NamedTuple):
-    """What became of one row. `token` is the id that is none with NOT_A_TOKEN; `best` is the greatest logit."""
+    """The answer for one row. `token` is the wrong id with NOT_A_TOKEN; `best` is the greatest logit."""
 
     status: int
     token: int
