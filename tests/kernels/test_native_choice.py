@@ -16,7 +16,7 @@ from kakeya.errors import InvalidArgument, StepFailed
 from kakeya.kernels import Kernels
 from kakeya.kernels.choice import ChoiceRequest, ChoiceStatus
 from kakeya.types import SamplingParams, TokenEvent
-from tests.support.choosing import SHAPES, differences, random_batch, random_row
+from support.choosing import SHAPES, differences, random_batch, random_row
 
 GREEDY = ChoiceRequest(0.0, 0, 1.0, -math.inf, 1.0, 0.0, 0.0, 0.0)
 ALMOST_ONE = 1 - 2**-53
