@@ -1,7 +1,7 @@
 """Random rows and requests for the two samplers, which must choose the same tokens."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ SHAPES = ("gaussian", "flat", "peaked", "ties", "constant", "masked", "extreme",
 def random_row(rng: np.random.Generator, shape: str, size: int) -> NDArray[np.float32]:
     """Logits of one kind. At least one is finite and none is NaN or +inf."""
     normal = rng.normal(size=size)
-    rows = {
+    rows: dict[str, Callable[[], NDArray[np.float64]]] = {
         "gaussian": lambda: normal * 3,
         "flat": lambda: normal * 1e-3,
         "peaked": lambda: normal * 2 - 6 * np.log(1 + rng.permutation(size)),
