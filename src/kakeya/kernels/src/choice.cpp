@@ -21,6 +21,7 @@ constexpr float kFloatInfinity = std::numeric_limits<float>::infinity();
 constexpr int kMaskBytes = kChoiceBlock / 8;
 constexpr std::size_t kPadding = 8;  // weights are computed in eights
 constexpr double kFloorStep = 2.0;
+constexpr double kNearly = 0.8;  // of what is looked for: from there on the floor goes down by less
 constexpr double kFlat = 200.0;  // times the weight of the best: so close together, float32 seldom decides
 constexpr double kLargestRoughFactor = 1e30;  // beyond it float32 overflows
 
@@ -317,10 +318,11 @@ Candidates& LogitRow::collect(double floor, double temperature) {
 
 Candidates& LogitRow::collect_enough(Measure measure, double target, double lowest, double temperature) {
   constexpr double kLastTried = -30.0;  // hardly anything has weight so far down: then everything at once
-  for (double floor = -kFloorStep; floor > std::max(lowest, kLastTried); floor -= kFloorStep) {
+  for (double floor = -kFloorStep; floor > std::max(lowest, kLastTried);) {
     Candidates& found = collect(floor, temperature);
     const double reached = measure == Measure::kCount ? static_cast<double>(found.size()) : found.total();
     if (reached >= target) return found;
+    floor -= reached < kNearly * target ? kFloorStep : kFloorStep / 2;
   }
   return collect(lowest, temperature);
 }
