@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from kakeya.bench import engine, ours, quality, quality_choices, startup
 from kakeya.bench.engine_results import Startup
 from kakeya.bench.long_text import packaged_text
 from kakeya.bench.ours import RuntimeSide
-from kakeya.bench.plan import LEAD_IN, LEAD_OUT, DecodeCase, PromptCase, quick_plan
+from kakeya.bench.plan import CHOICES, LEAD_IN, LEAD_OUT, DecodeCase, PromptCase, SampledCase, quick_plan
 from kakeya.bench.prose import prose
 from kakeya.bench.quality import QualityBench
 from kakeya.bench.quality_choices import ChoicesBench, compare, cut
@@ -21,9 +21,18 @@ from kakeya.bench.quality_results import DEFAULT, Choice, Tally
 from kakeya.bench.report import Report
 from kakeya.bench.startup import engine_config_from, measure_startup
 from kakeya.config import CacheConfig, EngineConfig
+from kakeya.engine.stream import EventStream
 from kakeya.errors import ConfigError
 from kakeya.runtime import Runtime
-from kakeya.types import DType, KernelChoice, Numerics, TokenEvent, TruncatedEvent, WeightFormat
+from kakeya.types import (
+    DType,
+    KernelChoice,
+    Numerics,
+    SamplingParams,
+    TokenEvent,
+    TruncatedEvent,
+    WeightFormat,
+)
 
 CONFIG = EngineConfig(cache=CacheConfig(sink=4, window=64), capacity=4, threads=2)
 
@@ -70,6 +79,22 @@ def test_speeds_fit_the_clock(side: RuntimeSide) -> None:
         assert tokens / speed < time.perf_counter() - began
 
 
+def test_a_sampled_case_samples_with_a_seed_for_each_session(
+    side: RuntimeSide, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[SamplingParams | None] = []
+    generate = runtime.generate
+
+    def recording(session_id: str, max_tokens: int, sampling: SamplingParams | None = None) -> EventStream:
+        asked.append(sampling)
+        return generate(session_id, max_tokens, sampling)
+
+    monkeypatch.setattr(runtime, "generate", recording)
+    side.prepare(SampledCase(2, 8, 2, "top-p and penalty"))
+    assert asked[0] is None  # the history
+    assert asked[1:] == [replace(CHOICES["top-p and penalty"], seed=seed) for seed in (0, 1)]
+
+
 def test_only_full_rounds_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two streams, one of which is a token ahead: a round counts when the slower one has delivered."""
     now = 0.0
@@ -110,7 +135,8 @@ def test_engine_report_is_checkpointed_group_by_group(
     checkpoints: list[Report] = []
     report = engine.run(bench, announced.append, checkpoints.append)
     assert len(announced) == bench.pieces_of_work
-    assert [len(partial.results["decode"]) for partial in checkpoints] == [0, 2, 3]
+    assert [len(partial.results["decode"]) for partial in checkpoints] == [0, 2, 3, 3]
+    assert [len(partial.results["sampled"]) for partial in checkpoints] == [0, 0, 0, 6]
     assert all(partial.partial for partial in checkpoints)
     assert not report.partial
     assert report.config["runtime"]["capacity"] == CONFIG.capacity

@@ -2,17 +2,18 @@ from typing import Any
 
 import pytest
 
-from kakeya.bench.engine_page import engine_page, speed_table
+from kakeya.bench.engine_page import engine_page, engine_sections, sampled_table, speed_table
 from kakeya.bench.engine_results import (
     Memory,
     Startup,
     engine_gates,
     memory_results,
+    sampled_results,
     speed_results,
     startup_results,
 )
 from kakeya.bench.gates import Gate
-from kakeya.bench.plan import DecodeCase, Speeds, full_plan, quick_plan
+from kakeya.bench.plan import GREEDY, DecodeCase, SampledCase, Speeds, full_plan, quick_plan
 from kakeya.bench.report import Report
 
 PEER_FACTS = {"library": "l", "system": "s", "flash_attention": {}, "our_cpu_share": 0.001}
@@ -26,12 +27,20 @@ def _results(ours: float, theirs: float | None, **changes: Any) -> dict[str, Any
         speeds |= {("llama.cpp", case): [theirs, theirs] for case in cases}
     return {
         **speed_results(cases, speeds),
+        "sampled": _sampled(ours, ours),
         "peer": None if theirs is None else PEER_FACTS,
         "memory": memory_results(Memory(100, 1000, 1100, pool=500), at_end=1105),
         "startup": startup_results(Startup((2.0, 9.0, 3.0), (0.1, 0.2, 0.3))),
         "bystanders_share": 0.01,
         **changes,
     }
+
+
+def _sampled(greedy: float, otherwise: float) -> list[dict[str, Any]]:
+    """The sampled cases of the full plan, with one speed for greedy decoding and one for the rest."""
+    cases = full_plan(3).sampled
+    speeds: Speeds = {("kakeya", c): [greedy if c.choice == GREEDY else otherwise] * 3 for c in cases}
+    return sampled_results(cases, speeds)
 
 
 def _gate(results: dict[str, Any], name: str) -> Gate:
@@ -65,7 +74,7 @@ def test_rows_are_ordered_for_reading() -> None:
 def test_three_times_the_peer_passes_everything() -> None:
     gates = engine_gates(_results(300.0, 100.0))
     assert [gate.name for gate in gates if gate.passed is not True] == []
-    assert len(gates) == 13
+    assert len(gates) == 19
 
 
 @pytest.mark.parametrize(
@@ -81,8 +90,8 @@ def test_three_times_the_peer_passes_everything() -> None:
     ],
 )
 def test_each_ratio_has_its_own_limit(name: str, limit: float) -> None:
-    assert _gate(_results(limit, 1.0), name).passed is True
-    assert _gate(_results(limit * 0.99, 1.0), name).passed is False
+    assert _gate(_results(limit, 1.0), f"{name} ratio to").passed is True
+    assert _gate(_results(limit * 0.99, 1.0), f"{name} ratio to").passed is False
 
 
 def test_without_a_peer_ratios_are_not_judged() -> None:
@@ -123,6 +132,37 @@ def test_flatness_needs_both_histories() -> None:
     assert _gate(results, "16,384 over 2,048").passed is None
 
 
+@pytest.mark.parametrize(("speed", "passed"), [(97.0, True), (96.9, False)])
+def test_sampling_must_keep_greedy_decodings_speed(speed: float, passed: bool) -> None:
+    results = _results(100.0, None, sampled=_sampled(100.0, speed))
+    gates = [gate for gate in engine_gates(results) if "greedy's speed" in gate.name]
+    assert [gate.passed for gate in gates] == [passed] * 6
+    assert gates[0].name == "decode, 1 session at history 64, top-p, part of greedy's speed"
+
+
+def test_sampling_is_judged_repetition_by_repetition() -> None:
+    """The machine was slow while the second repetition ran: it says the same of both."""
+    greedy, otherwise = SampledCase(1, 64, 8, GREEDY), SampledCase(1, 64, 8, "top-p")
+    speeds: Speeds = {("kakeya", greedy): [100.0, 20.0, 100.0], ("kakeya", otherwise): [98.0, 19.6, 30.0]}
+    rows = sampled_results([greedy, otherwise], speeds)
+    assert [row["of_greedy"] for row in rows] == [1.0, pytest.approx(0.98)]
+
+
+def test_sampling_is_not_judged_where_there_is_nothing_to_judge() -> None:
+    for results, reason in (
+        (_results(1.0, None, sampled=[]), "not measured"),
+        (_results(1.0, None, sampled=_sampled(0.0, 1.0)), "not measured"),
+        (_results(1.0, None, bystanders_share=0.5), "others used 50%"),
+    ):
+        gates = [gate for gate in engine_gates(results) if "greedy's speed" in gate.name]
+        assert len(gates) == 6
+        assert all(gate.passed is None and reason in gate.reason for gate in gates)
+
+
+def test_a_checkpoint_has_no_sampled_decoding_before_it_is_measured() -> None:
+    assert sampled_results(full_plan(1).sampled, {}) == []
+
+
 @pytest.mark.parametrize(("at_end", "passed"), [(1111, True), (1112, False)])
 def test_memory_may_grow_by_a_hundredth(at_end: int, passed: bool) -> None:
     memory = memory_results(Memory(100, 1000, 1100, pool=500), at_end=at_end)
@@ -145,10 +185,24 @@ def test_an_unmeasured_number_is_a_dash() -> None:
     assert speed_table(_results(0.0, 100.0)).rows[0] == ("prompt of 128", "–", "100", "–")
 
 
+def test_sampled_decoding_has_a_table() -> None:
+    table = sampled_table(_sampled(100.0, 98.5))
+    assert table.rows[0] == ("decode, 1 session at history 64, greedy", "100", "1.000")
+    assert table.rows[-1] == ("decode, 32 sessions at history 64, top-p and penalty", "98", "0.985")
+    assert "the peer chooses no tokens" in table.title
+
+
+def test_a_report_from_before_sampling_was_measured_is_still_shown() -> None:
+    results = _results(300.0, None)
+    del results["sampled"]
+    assert len(engine_sections(results)) == 3
+    assert len(engine_sections(_results(300.0, None))) == 4
+
+
 @pytest.mark.parametrize("theirs", [100.0, None])
 def test_page_draws_every_kind_of_speed(theirs: float | None) -> None:
     report = Report("engine", {}, {"cpu": "c", "os": "o"}, _results(300.0, theirs))
     page = engine_page(report)
-    assert page.count("<svg") == 4  # prompts, one session, sessions at two histories
+    assert page.count("<svg") == 5  # prompts, one session, sessions at two histories, sampled
     assert ("llama.cpp, 4,096: 100 tokens/s" in page) is (theirs is not None)
     assert "1,024" in page

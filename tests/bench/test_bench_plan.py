@@ -1,10 +1,12 @@
 import pytest
 
 from kakeya.bench.plan import (
+    CHOICES,
     Case,
     DecodeCase,
     Plan,
     PromptCase,
+    SampledCase,
     announcements,
     full_plan,
     quick_plan,
@@ -46,20 +48,36 @@ def test_full_plan_covers_what_the_targets_name() -> None:
     assert {(sessions, history) for sessions in (8, 16, 32) for history in (64, 1024)} <= decodes
 
 
+def test_sampling_is_measured_beside_greedy_decoding() -> None:
+    sampled = full_plan(5).sampled
+    shapes = [(case.sessions, case.history, case.choice) for case in sampled]
+    assert shapes == [(sessions, 64, choice) for sessions in (1, 16, 32) for choice in CHOICES]
+    assert len({case.steps for case in sampled if case.sessions == 16}) == 1
+    greedy, *others = CHOICES.values()
+    assert greedy.is_greedy
+    assert not any(choice.is_greedy for choice in others)
+    assert [choice.has_penalties for choice in others] == [False, True]
+
+
 def test_plan_knows_how_many_sessions_exist_at_once() -> None:
     assert full_plan(1).most_sessions == 33  # 32 copies and the history they come from
     assert quick_plan(1).most_sessions == 3
     assert Plan(((PromptCase(8),),), 1).most_sessions == 1
+    assert Plan(((PromptCase(8),),), 1, (SampledCase(5, 8, 1),)).most_sessions == 6
 
 
 def test_largest_work_of_each_kind() -> None:
-    assert full_plan(1).largest_of_each_kind == (PromptCase(512), DecodeCase(32, 1024, 16))
+    prompt, batch, sampled = full_plan(1).largest_of_each_kind
+    assert (prompt, batch) == (PromptCase(512), DecodeCase(32, 1024, 16))
+    assert sampled.label == "decode, 32 sessions at history 64, top-p and penalty"
+    assert len(Plan(((PromptCase(8), DecodeCase(1, 8, 1)),), 1).largest_of_each_kind) == 2
 
 
 def test_labels_are_words() -> None:
     assert PromptCase(1024).label == "prompt of 1,024"
     assert DecodeCase(1, 64, 3).label == "decode, 1 session at history 64"
     assert DecodeCase(16, 64, 3).label == "decode, 16 sessions at history 64"
+    assert SampledCase(1, 64, 3, "top-p").label == "decode, 1 session at history 64, top-p"
 
 
 def test_sides_take_turns_and_swap_who_is_first() -> None:
@@ -71,6 +89,7 @@ def test_sides_take_turns_and_swap_who_is_first() -> None:
     assert speeds["a", CASES[0]] == [1.0, 6.0]
     assert speeds["b", CASES[1]] == [4.0, 7.0]
     assert len(announced) == announcements(Plan((CASES,), 2), sides=2)
+    assert announcements(Plan((CASES,), 2, (SampledCase(1, 4, 3),)), sides=2) == len(announced) + 3
     assert sides[0].prepared == sides[1].prepared == set()
 
 

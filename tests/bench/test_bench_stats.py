@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kakeya.bench.gates import at_least, at_most, exit_status
-from kakeya.bench.stats import Samples, ratio, ratio_of_medians
+from kakeya.bench.stats import Samples, median_of_ratios, ratio, ratio_of_medians
 
 
 def test_samples_are_summarised() -> None:
@@ -38,6 +38,12 @@ def test_ratio_needs_two_positive_numbers() -> None:
 def test_ratio_of_medians_is_not_a_ratio_of_means() -> None:
     assert ratio_of_medians([10, 10, 1000], [5, 5, 5]) == 2.0
     assert ratio_of_medians([], [5]) is None
+
+
+def test_median_of_ratios_compares_neighbours() -> None:
+    assert median_of_ratios([2, 40, 3], [1, 20, 100]) == 2.0
+    assert median_of_ratios([], []) is None
+    assert median_of_ratios([1, 0], [1, 1]) is None
 
 
 def test_gates_judge_both_directions() -> None:

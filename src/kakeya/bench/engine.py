@@ -10,6 +10,7 @@ from kakeya.bench.engine_results import (
     Memory,
     engine_gates,
     memory_results,
+    sampled_results,
     speed_results,
     startup_results,
 )
@@ -67,6 +68,7 @@ def run(
             for speeds in _measured(sides, bench.plan, announce):
                 results = {
                     **speed_results(bench.plan.cases, speeds),
+                    "sampled": sampled_results(bench.plan.sampled, speeds),
                     "peer": _peer_results(sides),
                     "memory": memory_results(memory, at_end=resident_bytes()),
                     "startup": startup_results(startup),
@@ -100,11 +102,13 @@ def _sides(bench: EngineBench, runtime: Runtime, ours: RuntimeSide) -> Iterator[
 
 
 def _measured(sides: Sequence[Side], plan: Plan, announce: Callable[[str], None]) -> Iterator[Speeds]:
-    """All speeds so far, after each group of cases."""
+    """All speeds so far, after each group of cases. The first side is ours."""
     speeds: Speeds = {}
     for group in plan.groups:
         speeds |= run_group(sides, group, plan.repeats, announce)
         yield speeds
+    speeds |= run_group(sides[:1], plan.sampled, plan.repeats, announce)
+    yield speeds
 
 
 def _settings(bench: EngineBench, runtime: Runtime) -> dict[str, Any]:

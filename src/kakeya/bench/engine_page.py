@@ -22,9 +22,11 @@ def history_picture(results: Row) -> str:
 
 
 def engine_sections(results: Row) -> list[Section]:
-    """Speed, memory and start, each with its charts."""
+    """Speed, memory and start, each with its charts. Reports of earlier versions have no sampled decoding."""
+    sampled: Sequence[Row] = results.get("sampled", ())
     return [
         Section(speed_table(results), _speed_charts(results)),
+        *([Section(sampled_table(sampled), [_sampled_chart(sampled)])] if sampled else ()),
         Section(memory_table(results["memory"])),
         Section(startup_table(results["startup"])),
     ]
@@ -44,6 +46,13 @@ def speed_table(results: Row) -> Table:
     ]
     shown = 4 if results["peer"] else 2
     return Table(f"Speed, {SPEED} (median)", columns[:shown], [row[:shown] for row in cells])
+
+
+def sampled_table(sampled: Sequence[Row]) -> Table:
+    """What choosing tokens otherwise than greedily costs."""
+    columns = ("work", OURS, "of greedy")
+    rows = [(row_label(row), _number(median_of(row)), _number(row["of_greedy"], "{:.3f}")) for row in sampled]
+    return Table(f"Sampled decoding, {SPEED} (median); ours alone, the peer chooses no tokens", columns, rows)
 
 
 def memory_table(memory: Row) -> Table:
@@ -76,6 +85,17 @@ def _speed_charts(results: Row) -> list[str]:
         title = f"sessions at history {history:,}"
         charts.append(bar_chart(_chart("Sessions together", title, rows, "sessions", with_peer=with_peer)))
     return charts
+
+
+def _sampled_chart(sampled: Sequence[Row]) -> str:
+    sessions = list(dict.fromkeys(row["sessions"] for row in sampled))
+    series = [
+        Series(choice, [median_of(row) for row in sampled if row["choice"] == choice])
+        for choice in dict.fromkeys(row["choice"] for row in sampled)
+    ]
+    return bar_chart(
+        Chart("Sampled decoding", SPEED, "sessions", [f"{count:,}" for count in sessions], series)
+    )
 
 
 def _history_chart(results: Row) -> str:

@@ -1,18 +1,21 @@
 """What `bench engine` concludes from its measurements: results and gates. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kakeya.bench.gates import BYSTANDERS_LIMIT, Gate, at_least, at_most
-from kakeya.bench.plan import Case, DecodeCase, PromptCase, Speeds
-from kakeya.bench.stats import Samples, ratio, ratio_of_medians
+from kakeya.bench.plan import CHOICES, GREEDY, Case, DecodeCase, PromptCase, SampledCase, Speeds
+from kakeya.bench.stats import Samples, median_of_ratios, ratio, ratio_of_medians
 
 OURS, PEER = "kakeya", "llama.cpp"
 
 PROMPT_RATIOS = {128: 3.0, 512: 3.0}
 # (sessions, history) -> how many times the peer's speed
 DECODE_RATIOS = {(1, 64): 1.0, (1, 4096): 2.0, (1, 16384): 2.0, (16, 64): 2.0, (16, 1024): 2.0}
+# Sessions that sample at this history, and what they keep of greedy decoding's speed.
+SAMPLED_SESSIONS, SAMPLED_HISTORY = (1, 16, 32), 64
+SAMPLED_LIMIT = 0.97
 FLAT_HISTORIES = (2048, 16384)
 FLAT_LIMIT = 0.97
 MEMORY_LIMIT = 1.01
@@ -69,6 +72,21 @@ def _sides(case: Case, speeds: Speeds) -> dict[str, Any]:
     }
 
 
+def sampled_results(cases: Sequence[SampledCase], speeds: Speeds) -> list[dict[str, Any]]:
+    """Every measured way of choosing tokens, and what it keeps of greedy decoding's speed."""
+    return [
+        {
+            "sessions": case.sessions,
+            "history": case.history,
+            "choice": case.choice,
+            "tokens_per_second": Samples(tuple(speeds[OURS, case])).to_dict(),
+            "of_greedy": median_of_ratios(speeds[OURS, case], speeds[OURS, replace(case, choice=GREEDY)]),
+        }
+        for case in cases
+        if (OURS, case) in speeds
+    ]
+
+
 def memory_results(memory: Memory, *, at_end: int) -> dict[str, Any]:
     """The same with the resident bytes `at_end` of the work, and how much they grew."""
     return {
@@ -90,12 +108,11 @@ def startup_results(startup: Startup) -> dict[str, Any]:
 
 def engine_gates(results: Row) -> tuple[Gate, ...]:
     """The targets. Ratios are judged only where a peer was measured beside us on a quiet machine."""
-    others = results["bystanders_share"]
     ratios, absent = _ratios(results), NOT_MEASURED
     if results["peer"] is None:
         absent = NO_PEER
-    elif others is not None and others > BYSTANDERS_LIMIT:
-        ratios, absent = {}, f"others used {others:.0%} of the machine, so ratios mean nothing"
+    elif busy := _busy(results):
+        ratios, absent = {}, busy
     targets: dict[str, float] = {PromptCase(tokens).label: limit for tokens, limit in PROMPT_RATIOS.items()}
     targets |= {DecodeCase(*shape, steps=0).label: limit for shape, limit in DECODE_RATIOS.items()}
     return (
@@ -104,9 +121,18 @@ def engine_gates(results: Row) -> tuple[Gate, ...]:
             for label, limit in targets.items()
         ),
         _flatness_gate(results),
+        *_sampling_gates(results),
         *_behaviour_gates(results),
         *_fairness_gates(results),
     )
+
+
+def _busy(results: Row) -> str | None:
+    """Why ratios are not judged, if others took too much of the machine."""
+    others = results["bystanders_share"]
+    if others is None or others <= BYSTANDERS_LIMIT:
+        return None
+    return f"others used {others:.0%} of the machine, so ratios mean nothing"
 
 
 def _ratios(results: Row) -> dict[str, float | None]:
@@ -117,6 +143,8 @@ def row_label(row: Row) -> str:
     """What was measured in a row, in words."""
     if "tokens" in row:
         return PromptCase(row["tokens"]).label
+    if "choice" in row:
+        return SampledCase(row["sessions"], row["history"], 0, row["choice"]).label
     return DecodeCase(row["sessions"], row["history"], steps=0).label
 
 
@@ -138,6 +166,23 @@ def _flatness_gate(results: Row) -> Gate:
     value = ratio(median_of(decode_row(results, 1, far)), median_of(decode_row(results, 1, near)))
     name = f"decode speed at history {far:,} over {near:,}"
     return at_least(name, value, FLAT_LIMIT, absent="both histories must be measured")
+
+
+def _sampling_gates(results: Row) -> list[Gate]:
+    busy = _busy(results)
+    kept = {} if busy else {row_label(row): row["of_greedy"] for row in results["sampled"]}
+    labels = [
+        SampledCase(sessions, SAMPLED_HISTORY, 0, choice).label
+        for sessions in SAMPLED_SESSIONS
+        for choice in CHOICES
+        if choice != GREEDY
+    ]
+    return [
+        at_least(
+            f"{label}, part of greedy's speed", kept.get(label), SAMPLED_LIMIT, absent=busy or NOT_MEASURED
+        )
+        for label in labels
+    ]
 
 
 def _behaviour_gates(results: Row) -> list[Gate]:

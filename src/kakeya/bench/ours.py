@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from kakeya.bench.plan import LEAD_IN, LEAD_OUT, Case, DecodeCase, PromptCase
+from kakeya.bench.plan import CHOICES, GREEDY, LEAD_IN, LEAD_OUT, Case, DecodeCase, PromptCase, SampledCase
 from kakeya.bench.prose import stretch
 from kakeya.runtime import Runtime
 from kakeya.types import Event, TokenEvent
@@ -12,7 +13,8 @@ from kakeya.types import Event, TokenEvent
 class RuntimeSide:
     """Measures a runtime. Histories are computed once and forked for every repetition.
 
-    Decoding is greedy and never stops early; sampling and the delivery of events are part of the time.
+    Decoding never stops early and is greedy unless a case says otherwise. The choice of tokens and the
+    delivery of events are part of the time.
     """
 
     name = "kakeya"
@@ -60,7 +62,11 @@ class RuntimeSide:
         copies = [self._runtime.fork(self._held[case.history]) for _ in range(case.sessions)]
         try:
             rounds = LEAD_IN + case.steps + LEAD_OUT
-            streams = [iter(self._runtime.generate(copy, rounds)) for copy in copies]
+            sampling = CHOICES[case.choice if isinstance(case, SampledCase) else GREEDY]
+            streams = [
+                iter(self._runtime.generate(copy, rounds, replace(sampling, seed=seed)))
+                for seed, copy in enumerate(copies)
+            ]
             stamps = _round_times(streams, rounds)
             seconds = stamps[LEAD_IN + case.steps - 1] - stamps[LEAD_IN - 1]
             return case.sessions * case.steps / seconds

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
+
+from kakeya.types import SamplingParams
 
 # A decode is timed once every session has joined the batch and before the first one leaves it: sessions
 # start a step or two apart, so a few rounds at both ends are generated and not counted.
@@ -35,6 +38,28 @@ class DecodeCase:
         return f"decode, {self.sessions} {plural} at history {self.history:,}"
 
 
+GREEDY = "greedy"
+CHOICES = MappingProxyType(
+    {
+        GREEDY: SamplingParams(),
+        "top-p": SamplingParams(temperature=0.7, top_p=0.95),
+        "top-p and penalty": SamplingParams(temperature=0.7, top_p=0.95, repetition_penalty=1.1),
+    }
+)
+"""The ways of choosing tokens that are compared."""
+
+
+@dataclass(frozen=True)
+class SampledCase(DecodeCase):
+    """The same, with tokens chosen as `choice` names it. For our side: the peer chooses no tokens."""
+
+    choice: str = GREEDY
+
+    @property
+    def label(self) -> str:
+        return f"{super().label}, {self.choice}"
+
+
 Case = PromptCase | DecodeCase
 
 
@@ -62,6 +87,8 @@ class Plan:
 
     groups: tuple[tuple[Case, ...], ...]
     repeats: int
+    sampled: tuple[SampledCase, ...] = ()
+    """One more group, for our side."""
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -70,20 +97,21 @@ class Plan:
     @property
     def most_sessions(self) -> int:
         """Sessions that must exist at once: the largest batch, or a group's histories and one copy."""
-        return max(self._sessions_of(group) for group in self.groups)
+        return max(self._sessions_of(group) for group in (*self.groups, self.sampled))
 
     @property
     def largest_of_each_kind(self) -> tuple[Case, ...]:
-        """The longest prompt and the largest batch: what needs the most scratch memory."""
+        """The longest prompt, the largest batch and the same sampled: what needs the most scratch memory."""
         prompts = [case for case in self.cases if isinstance(case, PromptCase)]
         decodes = [case for case in self.cases if isinstance(case, DecodeCase)]
         return (
             max(prompts, key=lambda case: case.tokens),
             max(decodes, key=lambda case: (case.sessions, case.history)),
+            *self.sampled[-1:],
         )
 
     @staticmethod
-    def _sessions_of(group: tuple[Case, ...]) -> int:
+    def _sessions_of(group: Sequence[Case]) -> int:
         decodes = [case for case in group if isinstance(case, DecodeCase)]
         histories = len({case.history for case in decodes})
         return histories + max((case.sessions for case in decodes), default=1)
@@ -97,6 +125,7 @@ def full_plan(repeats: int) -> Plan:
         sessions=(8, 16, 32),
         shared_histories=(64, 1024),
         steps=(32, 16),
+        sampled_sessions=(1, 16, 32),
         repeats=repeats,
     )
 
@@ -109,6 +138,7 @@ def quick_plan(repeats: int) -> Plan:
         sessions=(2,),
         shared_histories=(16,),
         steps=(4, 4),
+        sampled_sessions=(1, 2),
         repeats=repeats,
     )
 
@@ -120,6 +150,7 @@ def _plan(
     sessions: Sequence[int],
     shared_histories: Sequence[int],
     steps: tuple[int, int],
+    sampled_sessions: Sequence[int],
     repeats: int,
 ) -> Plan:
     alone, together = steps
@@ -130,7 +161,12 @@ def _plan(
     groups += [
         tuple(DecodeCase(count, history, together) for count in sessions) for history in shared_histories
     ]
-    return Plan(tuple(groups), repeats)
+    sampled = tuple(
+        SampledCase(count, histories[0], 2 * (alone if count == 1 else together), choice)
+        for count in sampled_sessions
+        for choice in CHOICES
+    )
+    return Plan(tuple(groups), repeats, sampled)
 
 
 Speeds = dict[tuple[str, Case], list[float]]
@@ -163,4 +199,4 @@ def run_group(
 
 def announcements(plan: Plan, sides: int) -> int:
     """How many pieces of work `run_group` will announce over the whole plan."""
-    return len(plan.cases) * sides * (plan.repeats + 1)
+    return (len(plan.cases) * sides + len(plan.sampled)) * (plan.repeats + 1)

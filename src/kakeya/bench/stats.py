@@ -39,6 +39,13 @@ def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> float | 
     return ratio(Samples(tuple(ours)).median, Samples(tuple(theirs)).median)
 
 
+def median_of_ratios(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """The middle of what each repetition says: a slow spell of the machine falls on both of its sides."""
+    ratios = [ratio(*pair) for pair in zip(ours, theirs, strict=False)]
+    judged = [value for value in ratios if value is not None]
+    return statistics.median(judged) if judged and len(judged) == len(ratios) else None
+
+
 def percentile(values: Sequence[float], percent: float) -> float | None:
     """The value that `percent` per cent do not exceed, interpolated linearly; None without values."""
     if not values:

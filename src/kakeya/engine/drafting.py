@@ -5,6 +5,7 @@ never a request.
 """
 
 import logging
+from array import array
 from collections.abc import Callable, Mapping, Sequence as Tokens
 
 from torch import Tensor
@@ -118,9 +119,10 @@ def sample_requests(segment: Segment, reach: int) -> list[SampleRequest]:
     sampling = request.sampling
     if segment.logit_rows == 1 and request.constraint is None and not sampling.has_penalties:
         return [SampleRequest(sampling, segment.end)]
-    history: Tokens[int] = ()
+    history = array("i")
     if segment.logit_rows and sampling.has_penalties:
-        history = [*segment.sequence.tokens[-reach:], *segment.draft]
+        history = segment.sequence.tokens[-reach:]
+        history.extend(segment.draft)
     masks = _masks(segment)
     requests = []
     for row in range(segment.logit_rows):

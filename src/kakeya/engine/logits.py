@@ -16,6 +16,8 @@ from kakeya.types import SamplingParams, TokenLogprob
 Floats = NDArray[np.float64]
 Ids = NDArray[np.intp]
 
+NO_TOKEN_LEFT = "the constraint leaves no token to choose"
+
 _FLOORS = (-3.0, -6.0, -9.0, -12.0, -15.0)  # relative to the best score; what matters is seldom below
 _SORTED_AT_ONCE = 1024
 _PIVOT_SAMPLE = 64
@@ -25,7 +27,7 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
     """Raises InvalidArgument if the bias names a token that the model does not have."""
     for token_id in params.logit_bias:
         if not 0 <= token_id < vocab_size:
-            raise _not_a_token("logit_bias", token_id, vocab_size)
+            raise not_a_token("logit_bias", token_id, vocab_size)
 
 
 def adjusted(row: NDArray[np.float32], params: SamplingParams, recent: Sequence[int]) -> Floats:
@@ -48,14 +50,14 @@ def _penalize(logits: Floats, params: SamplingParams, recent: Sequence[int]) -> 
     seen, counts = np.unique(np.asarray(recent, dtype=np.intp), return_counts=True)
     for outermost in (seen[0], seen[-1]):
         if not 0 <= outermost < logits.size:
-            raise _not_a_token("recent tokens", int(outermost), logits.size)
+            raise not_a_token("recent tokens", int(outermost), logits.size)
     chosen = logits[seen]
     penalty = params.repetition_penalty
     chosen = np.where(chosen > 0, chosen / penalty, chosen * penalty)
     logits[seen] = chosen - params.presence_penalty - params.frequency_penalty * counts
 
 
-def _not_a_token(what: str, token_id: int, vocab_size: int) -> InvalidArgument:
+def not_a_token(what: str, token_id: int, vocab_size: int) -> InvalidArgument:
     return InvalidArgument(f"{what}: {token_id} is not a token id; 0 to {vocab_size - 1} are")
 
 
@@ -67,7 +69,7 @@ def rule_out(logits: Floats, mask: bytes) -> None:
     bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=logits.size, bitorder="little")
     np.putmask(logits, bits == 0, -np.inf)
     if logits.max() == -np.inf:
-        raise StepFailed("the constraint leaves no token to choose")
+        raise StepFailed(NO_TOKEN_LEFT)
 
 
 def relative(logits: Floats) -> Floats:

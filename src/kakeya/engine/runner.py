@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kakeya.engine.attention import NativeAttention, TorchAttention
 from kakeya.engine.batch import Segment
-from kakeya.engine.sampler import SampleRequest, sample
+from kakeya.engine.native_sampler import NativeSampler
+from kakeya.engine.sampler import Sampler, SampleRequest, sample
 from kakeya.engine.slab import SlabPool
 from kakeya.errors import InvariantViolation
 from kakeya.kernels import Kernels
@@ -130,6 +131,7 @@ class CpuBackend:
         self._decoder = decoder
         self._pool = pool
         self._fingerprint = fingerprint
+        self._sample: Sampler = sample if kernels is None else NativeSampler(kernels)
         model = decoder.config
         self._attention: NativeAttention | TorchAttention
         sizes = {model.heads_of(layer).head_dim for layer in range(model.num_layers)}
@@ -164,7 +166,7 @@ class CpuBackend:
         hidden_layers: Sequence[int] = (),
     ) -> LaunchedStep:
         output = self.run(segments, hidden_layers)
-        return Computed(StepResult(sample(output.logits, requests), output.hidden))
+        return Computed(StepResult(self._sample(output.logits, requests), output.hidden))
 
     def follow(self, step: LaunchedStep) -> LaunchedStep:
         raise AssertionError("this backend does not run ahead")

@@ -4,10 +4,13 @@ A row's logits go through penalties and bias, the mask of a constraint, temperat
 in that order, each filter looking at what the one before left over. One uniform number then picks from what
 remains. The number is a function of (seed, position) and of nothing else: there is no generator to keep, and
 neither batching, chunking nor speculation can change what is drawn.
+
+This is the definition, in numpy, and what runs where the native kernels do not; `native_sampler.py` has them
+choose the same tokens.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +40,10 @@ class SampleRequest(NamedTuple):
         return self.mask is None and self.params.is_plain
 
 
+Sampler = Callable[[torch.Tensor, Sequence[SampleRequest]], list[TokenEvent]]
+"""`sample`, or what does the same."""
+
+
 def sample(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[TokenEvent]:
     """One token for each row of `logits` (float32 [n, vocab], not changed).
 
@@ -60,9 +67,11 @@ def _check_finite(best_logits: NDArray[np.float32]) -> None:
     broken = np.flatnonzero(~np.isfinite(best_logits))
     if broken.size:
         row = int(broken[0])
-        raise StepFailed(
-            f"the model's best logit is {best_logits[row]} in row {row}; a finite number is needed"
-        )
+        raise not_finite(float(best_logits[row]), row)
+
+
+def not_finite(best_logit: float, row: int) -> StepFailed:
+    return StepFailed(f"the model's best logit is {best_logit} in row {row}; a finite number is needed")
 
 
 def _sample_row(row: NDArray[np.float32], request: SampleRequest, best: int) -> TokenEvent:

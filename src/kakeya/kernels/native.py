@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kakeya.errors import ConfigError, CorruptCheckpoint
+from kakeya.kernels.choice import Choice, ChoiceRequest
 from kakeya.types import KernelChoice
 
 if TYPE_CHECKING:
@@ -280,6 +281,23 @@ class Kernels:
         self._native.attend(*rows_at, *shape, *angles_at, *pool_at, *segments_at, *rules, out.data_ptr())
         return out
 
+    def choose(self, logits: Tensor, requests: Sequence[ChoiceRequest]) -> list[Choice]:
+        """One token for each row of logits [rows, vocab], which may be views of one another."""
+        assert len(logits) == len(requests), f"{len(logits)} rows of logits for {len(requests)} requests"
+        vocab_size = logits.shape[1]
+        _rows_of(logits, vocab_size, "logits")
+        if not requests:
+            return []
+        if not vocab_size:
+            raise ValueError("logits must have a column for each token, got none")
+        chosen = self._native.choose(logits.data_ptr(), logits.stride(0), vocab_size, requests)
+        return list(map(Choice._make, chosen))
+
+    def uniform(self, seed: int, position: int) -> float:
+        """A number in [0, 1) with 53 random bits: Philox with the seed as key and the position as counter."""
+        number: float = self._native.uniform(seed, position)
+        return number
+
     def _check_heads(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         rows, heads, head_dim = q.shape
         if not self.supports_head_dim(head_dim):
@@ -337,10 +355,10 @@ def _check_angles(tables: tuple[Tensor, ...], shape: tuple[int, int]) -> None:
             raise ValueError(f"cos and sin must be contiguous float32 {list(shape)}, got {_describe(table)}")
 
 
-def _rows_of(x: Tensor, columns: int) -> int:
+def _rows_of(x: Tensor, columns: int, name: str = "x") -> int:
     """The number of rows of a float32 [rows, columns] whose rows are contiguous."""
     if x.dtype is not _FLOAT or x.dim() != 2 or x.shape[1] != columns or x.stride(1) != 1:
-        raise ValueError(f"x must be float32 [rows, {columns}] with contiguous rows, got {_describe(x)}")
+        raise ValueError(f"{name} must be float32 [rows, {columns}] with contiguous rows, got {_describe(x)}")
     return x.shape[0]
 
 

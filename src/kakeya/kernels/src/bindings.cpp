@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "choice.h"
 #include "operations.h"
 #include "thread_pool.h"
 
@@ -126,6 +127,64 @@ void attend(Address q, std::int64_t q_stride, Address k, std::int64_t k_stride, 
                   at<float>(output)});
 }
 
+// A request as Python has it: a tuple in the order below. Its buffers stay where they are while it is held.
+class HeldRequest {
+ public:
+  explicit HeldRequest(const py::tuple& fields) {
+    request_.temperature = fields[0].cast<double>();
+    request_.top_k = fields[1].cast<std::int64_t>();
+    request_.top_p = fields[2].cast<double>();
+    request_.least_score = fields[3].cast<double>();
+    request_.repetition = fields[4].cast<double>();
+    request_.presence = fields[5].cast<double>();
+    request_.frequency = fields[6].cast<double>();
+    request_.number = fields[7].cast<double>();
+    request_.recent = hold<std::int32_t>(fields[8], request_.recent_count);
+    request_.bias_ids = hold<std::int64_t>(fields[9], request_.bias_count);
+    std::int64_t bias_values = 0;
+    request_.bias_values = hold<double>(fields[10], bias_values);
+    if (bias_values != request_.bias_count) throw std::invalid_argument("as many bias values as ids are needed");
+    request_.mask = hold<std::uint8_t>(fields[11], request_.mask_bytes);
+    request_.top_logprobs = fields[12].cast<int>();
+  }
+  const kakeya::ChoiceRequest& request() const { return request_; }
+
+ private:
+  template <class T>
+  const T* hold(const py::object& values, std::int64_t& count) {
+    if (values.is_none()) return nullptr;
+    buffers_.push_back(values.cast<py::buffer>().request());
+    const py::buffer_info& held = buffers_.back();
+    if (held.itemsize != sizeof(T)) throw std::invalid_argument("a buffer has elements of " + held.format);
+    count = held.size;
+    return static_cast<const T*>(held.ptr);
+  }
+
+  kakeya::ChoiceRequest request_;
+  std::vector<py::buffer_info> buffers_;
+};
+
+py::tuple told(const kakeya::Choice& choice) {
+  py::list top;
+  for (const kakeya::TokenScore& each : choice.top) top.append(py::make_tuple(each.token, each.logprob));
+  return py::make_tuple(static_cast<int>(choice.status), choice.token, choice.best, choice.logprob, top);
+}
+
+py::list choose(Address logits, std::int64_t stride, std::int64_t vocab, const std::vector<py::tuple>& requests) {
+  std::vector<HeldRequest> held(requests.begin(), requests.end());
+  std::vector<kakeya::ChoiceRequest> plain;
+  for (const HeldRequest& each : held) plain.push_back(each.request());
+  const std::int64_t rows = static_cast<std::int64_t>(requests.size());
+  std::vector<kakeya::Choice> choices(requests.size());
+  {
+    const ReleaseForLarge release(rows * vocab);
+    kakeya::choose(at<float>(logits), stride, rows, vocab, plain.data(), choices.data());
+  }
+  py::list results;
+  for (const kakeya::Choice& choice : choices) results.append(told(choice));
+  return results;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
@@ -144,4 +203,6 @@ PYBIND11_MODULE(_native, m) {
   m.def("rms_norm", &rms_norm);
   m.def("gated", &gated);
   m.def("attend", &attend, NoGil());
+  m.def("uniform", &kakeya::uniform);
+  m.def("choose", &choose);
 }

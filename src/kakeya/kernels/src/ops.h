@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "choice_ops.h"
 #include "formats.h"
 
 namespace kakeya {
@@ -93,6 +94,7 @@ struct Ops {
   void (*gated_row)(const float* gate, const float* up, Activation activation, int columns, float* y);
   void (*store_kv)(const KvRow& row, int head_dim, bool bf16, void* key_slot, void* value_slot);
   void (*attend)(const AttentionBlock& block, float* scratch);
+  ChoiceOps choice;
 };
 
 // Each range of scores starts on a whole vector.

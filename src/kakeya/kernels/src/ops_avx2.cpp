@@ -24,10 +24,19 @@ namespace avx2 {
 #include "product_kernel.h"
 #include "rowwise_kernel.h"
 #include "attention_kernel.h"
+#include "choice_lanes_avx2.h"
+#include "choice_kernel.h"
 }  // namespace avx2
 
-extern const Ops kAvx2Ops = {"avx2",          avx2::round_groups, avx2::round_super, avx2::product, avx2::rms_norm_row,
-                             avx2::gated_row, avx2::store_kv,     avx2::attend};
+extern const Ops kAvx2Ops = {"avx2",
+                             avx2::round_groups,
+                             avx2::round_super,
+                             avx2::product,
+                             avx2::rms_norm_row,
+                             avx2::gated_row,
+                             avx2::store_kv,
+                             avx2::attend,
+                             avx2::choice_ops};
 
 }  // namespace kakeya
 

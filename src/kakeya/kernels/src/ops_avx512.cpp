@@ -22,10 +22,19 @@ namespace avx512 {
 #include "product_kernel.h"
 #include "rowwise_kernel.h"
 #include "attention_kernel.h"
+#include "choice_lanes_avx512.h"
+#include "choice_kernel.h"
 }  // namespace avx512
 
-extern const Ops kAvx512Ops = {"avx512-vnni",        avx512::round_groups, avx512::round_super, avx512::product, avx512::rms_norm_row,
-                               avx512::gated_row, avx512::store_kv,     avx512::attend};
+extern const Ops kAvx512Ops = {"avx512-vnni",
+                               avx512::round_groups,
+                               avx512::round_super,
+                               avx512::product,
+                               avx512::rms_norm_row,
+                               avx512::gated_row,
+                               avx512::store_kv,
+                               avx512::attend,
+                               avx512::choice_ops};
 
 }  // namespace kakeya
 

@@ -22,10 +22,19 @@ namespace neon {
 #include "product_kernel.h"
 #include "rowwise_kernel.h"
 #include "attention_kernel.h"
+#include "choice_lanes_generic.h"
+#include "choice_kernel.h"
 }  // namespace neon
 
-extern const Ops kNeonOps = {"neon-dotprod",  neon::round_groups, neon::round_super, neon::product, neon::rms_norm_row,
-                             neon::gated_row, neon::store_kv,     neon::attend};
+extern const Ops kNeonOps = {"neon-dotprod",
+                             neon::round_groups,
+                             neon::round_super,
+                             neon::product,
+                             neon::rms_norm_row,
+                             neon::gated_row,
+                             neon::store_kv,
+                             neon::attend,
+                             neon::choice_ops};
 
 }  // namespace kakeya
 
