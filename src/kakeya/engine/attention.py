@@ -20,6 +20,7 @@ from torch import Tensor
 from kakeya.engine.batch import Segment
 from kakeya.engine.slab import KVSlab, SlabPool
 from kakeya.kernels import Kernels
+from kakeya.kernels.network import AttentionContext
 from kakeya.models.config import ModelConfig, QueryTemperature
 from kakeya.models.rope import RopeConfig, rope_tables
 from kakeya.types import Numerics
@@ -29,6 +30,13 @@ class AttentionStep(Protocol):
     """The attention of one planned batch; `layers_written` counts the layers that have stored it."""
 
     layers_written: int
+
+    def context(self) -> AttentionContext | None:
+        """Everything at once, for layers that run in one native call; None where they cannot.
+
+        Whoever takes it computes every layer: they then count as written.
+        """
+        ...
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [rows, heads, d], k and v [rows, kv_heads, d], unrotated -> [rows, heads * d] float32."""
@@ -96,6 +104,19 @@ class _NativeStep:
             first_row += segment.rows
         self._segments = torch.tensor(table, dtype=torch.int64)
         self._sinks = torch.tensor([s.sequence.slab.sink for s in segments], dtype=torch.int64)
+
+    def context(self) -> AttentionContext:
+        model = self._model
+        self.layers_written = model.num_layers
+        return AttentionContext(
+            tables=[self._rotations.tables(rope) for rope in model.layer_ropes],
+            pool=self._pool.of_layer(0),
+            segments=self._segments,
+            sinks=self._sinks,
+            capacity=self._pool.geometry.cache.capacity,
+            scale=model.query_scale,
+            softcap=model.attention_softcap or 0.0,
+        )
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         model = self._model
@@ -175,6 +196,9 @@ class _TorchStep:
         windows = set(self._model.layer_windows)
         visible = {local: torch.from_numpy(visibility(slab, positions, columns, local)) for local in windows}
         return _Piece(slab, slice(first_row, first_row + count), torch.from_numpy(slots), columns, visible)
+
+    def context(self) -> None:
+        return None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = filling_slab(self._model, layer, k, v)

@@ -184,7 +184,11 @@ class CpuBackend:
                 taps[layer] = output.clone()
 
         token_ids = torch.tensor([token for s in segments for token in s.tokens], dtype=torch.int64)
-        hidden = self._decoder.forward(token_ids, step.attend, keep if hidden_layers else None)
+        fused = None if hidden_layers or self._decoder.fused is None else step.context()
+        if fused is not None:
+            hidden = self._decoder.forward_fused(token_ids, fused)
+        else:
+            hidden = self._decoder.forward(token_ids, step.attend, keep if hidden_layers else None)
         if step.layers_written != self._decoder.config.num_layers:
             raise InvariantViolation(
                 "INV-1", f"{step.layers_written} of {self._decoder.config.num_layers} layers were written"

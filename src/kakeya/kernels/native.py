@@ -1,7 +1,7 @@
 """The door to the native kernels: checks tensors, allocates results, hands addresses over."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kakeya.errors import ConfigError, CorruptCheckpoint
 from kakeya.kernels.choice import Choice, ChoiceRequest
+from kakeya.kernels.network import AttentionContext, Network, NetworkLayer, NetworkShape
 from kakeya.types import KernelChoice
 
 if TYPE_CHECKING:
@@ -297,6 +298,30 @@ class Kernels:
         """A number in [0, 1) with 53 random bits: Philox with the seed as key and the position as counter."""
         number: float = self._native.uniform(seed, position)
         return number
+
+    def network(self, shape: NetworkShape, layers: Sequence[NetworkLayer]) -> Network:
+        """Layers that `run_network` computes in one call."""
+        handle = self._native.Network(*astuple(shape))
+        for layer in layers:
+            projections = (layer.qkv, layer.output, layer.gate_up, layer.down)
+            handle.add_layer(
+                layer.norms(), *(each.arguments() for each in projections), layer.local_window or 0
+            )
+        return Network(shape, layers, handle)
+
+    def run_network(self, network: Network, hidden: Tensor, attention: AttentionContext) -> None:
+        """Change hidden, float32 [rows, hidden], to what it is after the last layer; writes to the pool."""
+        shape = network.shape
+        rows = _rows_of(hidden, shape.hidden)
+        _address(hidden, (rows, shape.hidden), "hidden")
+        plane = (2, shape.kv_heads, attention.pool.shape[4], shape.head_dim)
+        _check_pool(attention.pool, plane, len(network.layers) - 1, attention.capacity)
+        _check_segments(attention.segments, attention.sinks)
+        if len(attention.tables) != len(network.layers):
+            raise ValueError(f"{len(attention.tables)} tables for {len(network.layers)} layers")
+        for tables in {id(four): four for four in attention.tables}.values():
+            _check_angles(tables, (rows, shape.head_dim // 2))
+        self._native.run_network(network.handle, *attention.arguments(), rows, hidden.data_ptr())
 
     def _check_heads(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         rows, heads, head_dim = q.shape

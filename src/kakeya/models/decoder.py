@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakeya.kernels.network import AttentionContext
 from kakeya.models.config import LayerHeads, ModelConfig
 from kakeya.models.embedding import Embedding
 from kakeya.models.linear import Linear
@@ -14,6 +15,8 @@ from kakeya.models.row_ops import RowOps, softcap
 # attend(layer, q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]) -> [rows, heads * head_dim],
 # with the heads of that layer. q and k are not rotated yet; all three may be views with a row stride.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+# fused(hidden, attention): all layers in one call, hidden changed in place.
+FusedLayers = Callable[[Tensor, AttentionContext], None]
 # tap(layer, hidden): shown each layer's output, float32 [rows, hidden].
 Tap = Callable[[int, Tensor], None]
 
@@ -50,8 +53,10 @@ class Decoder:
         final_norm: Tensor,
         head: Linear,
         num_parameters: int,
+        fused: FusedLayers | None = None,
     ) -> None:
         self.config = config
+        self.fused = fused
         self.num_parameters = num_parameters
         self._ops = ops
         self._embedding = embedding
@@ -71,6 +76,13 @@ class Decoder:
                 hidden.mul_(layer.scalar)
             if tap is not None:
                 tap(index, hidden)
+        return self._normed(hidden, self._final_norm)
+
+    def forward_fused(self, token_ids: Tensor, attention: AttentionContext) -> Tensor:
+        """The same bits as `forward`, where `fused` is there."""
+        assert self.fused is not None
+        hidden = self._embed(token_ids)
+        self.fused(hidden, attention)
         return self._normed(hidden, self._final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:

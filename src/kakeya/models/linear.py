@@ -63,12 +63,12 @@ class PackedLinear:
         self, kernels: Kernels, parts: Sequence[PackedPart], columns: int, bias: Tensor | None, name: str
     ) -> None:
         self.format = name
+        self.matrix = kernels.matrix(parts, columns)
+        self.bias = bias
         self._linear = kernels.linear
-        self._packed = kernels.matrix(parts, columns)
-        self._bias = bias
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return self._linear(x, self._packed, self._bias, residual)
+        return self._linear(x, self.matrix, self.bias, residual)
 
 
 class StackedLinear:

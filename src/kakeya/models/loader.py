@@ -1,6 +1,7 @@
 """From a checkpoint to a decoder on the CPU: puts every matrix into its format."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TypeGuard
 
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor
 from kakeya.kernels import Kernels, PackedPart
 from kakeya.models.blocks import BlockTensor
 from kakeya.models.checkpoint import Checkpoint
-from kakeya.models.decoder import Decoder, Layer
+from kakeya.models.decoder import Decoder, FusedLayers, Layer
 from kakeya.models.embedding import BlockEmbedding, DenseEmbedding, Embedding
+from kakeya.models.fused import fused_network
 from kakeya.models.linear import (
     FLOAT_NAMES,
     FLOAT_TYPES,
@@ -84,17 +86,25 @@ class _Loader:
         head = self._tensors.untied_head()
         self._pack({_HEAD: head or table} | _matrices(layers))
         embedding = self._embedding(table)
+        loaded = [self._layer(index, layer) for index, layer in enumerate(layers)]
         decoder = Decoder(
             self._config,
             self._kernels or TorchRowOps(self._exact),
             embedding,
-            [self._layer(index, layer) for index, layer in enumerate(layers)],
+            loaded,
             self._tensors.final_norm(),
             self._head(head or table, embedding if head is None else None),
             self._tensors.num_parameters,
+            self._fused(loaded),
         )
         self._checkpoint.release()
         return decoder
+
+    def _fused(self, layers: Sequence[Layer]) -> FusedLayers | None:
+        if self._kernels is None:
+            return None
+        network = fused_network(self._kernels, self._config, layers)
+        return None if network is None else partial(self._kernels.run_network, network)
 
     def _pack(self, matrices: Mapping[str, StoredMatrix]) -> None:
         if self._kernels is None:

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "choice.h"
+#include "network.h"
 #include "operations.h"
 #include "thread_pool.h"
 
@@ -185,6 +187,53 @@ py::list choose(Address logits, std::int64_t stride, std::int64_t vocab, const s
   return results;
 }
 
+// (matrix, address of the bias)
+using ProjectionArguments = std::tuple<const kakeya::Matrix&, Address>;
+kakeya::Projection projection(const ProjectionArguments& arguments) {
+  return {std::get<0>(arguments), at<float>(std::get<1>(arguments))};
+}
+
+kakeya::Network network(std::int64_t hidden, std::int64_t inner, int heads, int kv_heads, int head_dim,
+                        bool norms_span_heads, float eps, bool gelu) {
+  const auto activation = gelu ? kakeya::Activation::kGeluTanh : kakeya::Activation::kSilu;
+  return {{hidden, inner, heads, kv_heads, head_dim, norms_span_heads, eps, activation}, {}};
+}
+
+// Norms in the order of a layer: input, queries, keys, after attention, before the MLP, after it.
+void add_layer(kakeya::Network& network, const std::array<Address, 6>& norms, const ProjectionArguments& qkv,
+               const ProjectionArguments& output, const ProjectionArguments& gate_up, const ProjectionArguments& down,
+               std::int64_t local_window) {
+  network.layers.push_back({at<float>(norms[0]), projection(qkv), at<float>(norms[1]), at<float>(norms[2]),
+                            projection(output), at<float>(norms[3]), at<float>(norms[4]), projection(gate_up),
+                            projection(down), at<float>(norms[5]), local_window});
+}
+
+void run_network(const kakeya::Network& network, const std::vector<std::array<Address, 4>>& tables, Address pool,
+                 bool bf16, std::int64_t slabs, std::int64_t layers, std::int64_t slots, Address segments,
+                 Address sinks, std::int64_t segment_count, std::int64_t capacity, float scale, float softcap,
+                 std::int64_t rows, Address hidden) {
+  kakeya::Attention attention = {};
+  attention.heads = network.shape.heads;
+  attention.kv_heads = network.shape.kv_heads;
+  attention.head_dim = network.shape.head_dim;
+  attention.pool = at<void>(pool);
+  attention.bf16 = bf16;
+  attention.slabs = slabs;
+  attention.layers = layers;
+  attention.slots = slots;
+  attention.segments = at<kakeya::Segment>(segments);
+  attention.sinks = at<std::int64_t>(sinks);
+  attention.segment_count = segment_count;
+  attention.capacity = capacity;
+  attention.scale = scale;
+  attention.softcap = softcap;
+  std::vector<kakeya::RotaryTables> rotary;
+  for (const auto& four : tables) {
+    rotary.push_back({at<float>(four[0]), at<float>(four[1]), at<float>(four[2]), at<float>(four[3])});
+  }
+  kakeya::run_network(network, attention, rotary, rows, at<float>(hidden));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
@@ -203,6 +252,8 @@ PYBIND11_MODULE(_native, m) {
   m.def("rms_norm", &rms_norm);
   m.def("gated", &gated);
   m.def("attend", &attend, NoGil());
+  py::class_<kakeya::Network>(m, "Network").def(py::init(&network)).def("add_layer", &add_layer);
+  m.def("run_network", &run_network, NoGil());
   m.def("uniform", &kakeya::uniform);
   m.def("choose", &choose);
 }

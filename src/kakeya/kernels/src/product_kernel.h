@@ -4,6 +4,14 @@
 // integer scales; each such sum is then added to a float32 in the order of the columns. Integers are exact, so a
 // row's bits depend neither on the other rows nor on the way the loops are cut.
 
+// Weights come once and in order, but each byte is worked on for so long that a processor looks only some hundred
+// bytes ahead, and its own prefetching stops at the end of a page.
+KAKEYA_INLINE void fetch_ahead(const std::uint8_t* bytes, int count) {
+  constexpr int kAheadBytes = 2048;
+  KAKEYA_UNROLL
+  for (int line = 0; line < count; line += 64) __builtin_prefetch(bytes + kAheadBytes + line, 0, 3);
+}
+
 KAKEYA_INLINE F16 load_powers_of_two(const std::uint8_t* exponents) {
   std::uint32_t bits[kTileRows];
   for (int i = 0; i < kTileRows; ++i) bits[i] = power_of_two_bits(exponents[i]);
@@ -22,7 +30,10 @@ struct Tile {
     if constexpr (kLayout.super) return bytes + super_header_bytes(kFormat) + index * unit_bytes(kFormat);
     return bytes + index * tile_bytes(kFormat) + small_header_bytes(kFormat);
   }
-  UnitLines lines(int index) const { return unpack_unit<kFormat>(unit(index)); }
+  UnitLines lines(int index) const {
+    fetch_ahead(unit(index), unit_bytes(kFormat));
+    return unpack_unit<kFormat>(unit(index));
+  }
 
   // A 32-column format's scale and minimum of one unit; wide codes were made signed.
   F16 scale(int index) const {
