@@ -105,7 +105,7 @@ class Kernels:
 
     @property
     def isa(self) -> str:
-        """The instruction set in use: avx512-vnni, avx2 or generic."""
+        """The instruction set in use: avx512-vnni, avx2, neon-dotprod or generic."""
         return str(self._native.isa())
 
     @property
@@ -312,7 +312,7 @@ class Kernels:
     def run_network(self, network: Network, hidden: Tensor, attention: AttentionContext) -> None:
         """Change hidden, float32 [rows, hidden], to what it is after the last layer; writes to the pool."""
         shape = network.shape
-        rows = _rows_of(hidden, shape.hidden)
+        rows = _rows_of(hidden, shape.hidden, "hidden")
         _address(hidden, (rows, shape.hidden), "hidden")
         plane = (2, shape.kv_heads, attention.pool.shape[4], shape.head_dim)
         _check_pool(attention.pool, plane, len(network.layers) - 1, attention.capacity)
