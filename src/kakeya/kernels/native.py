@@ -300,13 +300,10 @@ class Kernels:
         return number
 
     def network(self, shape: NetworkShape, layers: Sequence[NetworkLayer]) -> Network:
-        """Layers that `run_network` computes in one call."""
+        """Layers that `run_network` computes in one call. Raises ValueError for weights of other sizes."""
         handle = self._native.Network(*astuple(shape))
         for layer in layers:
-            projections = (layer.qkv, layer.output, layer.gate_up, layer.down)
-            handle.add_layer(
-                layer.norms(), *(each.arguments() for each in projections), layer.local_window or 0
-            )
+            handle.add_layer(*layer.arguments(shape))
         return Network(shape, layers, handle)
 
     def run_network(self, network: Network, hidden: Tensor, attention: AttentionContext) -> None:
