@@ -110,13 +110,13 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
         from kakeya.models.checkpoint import open_checkpoint
         from kakeya.runtime import Runtime
 
-        model, engine = open_checkpoint(path).config, chosen_backend(asked)
+        checkpoint, engine = open_checkpoint(path), chosen_backend(asked)
         capacity = fitting_capacity(
             options.capacity,
             options.budget(engine.backend),
-            bytes_per_token=slab_geometry(model, engine).bytes_per_token,
+            bytes_per_token=slab_geometry(checkpoint.config, engine).bytes_per_token,
             slots=engine.cache.slots,
-            available=room_for_sessions(model, engine, options.capacity or MOST_BY_DEFAULT),
+            available=room_for_sessions(checkpoint, engine, options.capacity or MOST_BY_DEFAULT),
         )
         return Runtime.open(options.model, replace(engine, capacity=capacity), sessions, metrics, traces)
 

@@ -8,7 +8,7 @@ import torch
 from kakeya import kernels as native
 from kakeya.config import EngineConfig
 from kakeya.engine.cuda.backend import CudaBackend
-from kakeya.engine.cuda.memory import device_memory
+from kakeya.engine.cuda.memory import device_memory, weight_elements
 from kakeya.engine.cuda.weights import load_weights
 from kakeya.engine.runner import Backend, CpuBackend
 from kakeya.engine.slab import CPU, SlabPool, free_memory, slab_geometry
@@ -17,8 +17,10 @@ from kakeya.kernels.gpu import GpuKernels, load_gpu_kernels
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.models.config import ModelConfig
+from kakeya.models.fitting import BYTES_PER_PARAMETER, PACKED_OVER_FILE
+from kakeya.models.linear import FLOAT_TYPES
 from kakeya.models.loader import load_decoder
-from kakeya.types import BackendChoice
+from kakeya.types import BackendChoice, WeightFormat
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +51,14 @@ def chosen_backend(config: EngineConfig) -> EngineConfig:
     return config
 
 
-def room_for_sessions(model: ModelConfig, config: EngineConfig, most: int) -> int:
-    """Bytes that a pool of up to `most` slabs may take, for a decided backend.
+def room_for_sessions(checkpoint: Checkpoint, config: EngineConfig, most: int) -> int:
+    """Bytes that a pool of up to `most` slabs may take beside the model, for a decided backend.
 
-    Raises ConfigError when a device has none left.
+    Raises ConfigError when none are left.
     """
+    model = checkpoint.config
     if config.backend is not BackendChoice.CUDA:
-        return free_memory(CPU)
+        return _room_beside_weights(checkpoint, config)
     free = _free_on_device()
 
     def room(sessions: int) -> int:
@@ -64,6 +67,23 @@ def room_for_sessions(model: ModelConfig, config: EngineConfig, most: int) -> in
     # Buffers grow with the sessions: they are made for no more than there would be room for without them.
     fitting = room(1) // slab_geometry(model, config).slab_bytes
     return room(max(1, min(most, fitting)))
+
+
+def _room_beside_weights(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    weights, free = held_bytes(checkpoint, config), free_memory(CPU)
+    if weights >= free:
+        raise ConfigError(
+            f"the weights take {weights:,} bytes, and {free:,} are free: no room is left for sessions"
+        )
+    return free - weights
+
+
+def held_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    """Main memory that the weights will take, about: a quantized file's own size, or that of every number."""
+    if checkpoint.files and config.weights in (WeightFormat.AUTO, WeightFormat.NATIVE):
+        return int(sum(file.stat().st_size for file in checkpoint.files) * PACKED_OVER_FILE)
+    bytes_each = BYTES_PER_PARAMETER.get(config.weights, FLOAT_TYPES[config.dtype].itemsize)
+    return int(weight_elements(checkpoint.config) * bytes_each)
 
 
 def _free_on_device() -> int:

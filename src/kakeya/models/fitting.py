@@ -10,10 +10,10 @@ from kakeya.types import BackendChoice, DType, WeightFormat
 
 # An empty process of ours: Python, torch, the tokenizer, buffers of a step. About 310 MB on Linux.
 PROCESS_BYTES = 350_000_000
-# What weights take beside the file's own bytes: some are laid out anew for the kernels.
-_LAYOUT = 1.1
+# What packed weights take over the file's own bytes: scales in whole bytes, some rows of the embedding.
+PACKED_OVER_FILE = 1.1
 # Weights that are asked for in another format; integers have two 16-bit numbers for each group of 32.
-_BYTES_PER_PARAMETER = {
+BYTES_PER_PARAMETER = {
     WeightFormat.FLOAT32: 4.0,
     WeightFormat.BF16: 2.0,
     WeightFormat.INT8: 1.125,
@@ -74,8 +74,8 @@ class MemoryNeed:
 
 def memory_need(geometry: Geometry, file_bytes: int, config: EngineConfig) -> MemoryNeed:
     """What the model takes in main memory with one session at the configured window."""
-    per_parameter = _BYTES_PER_PARAMETER.get(config.weights)
-    held = file_bytes * _LAYOUT if per_parameter is None else geometry.parameters * per_parameter
+    per_parameter = BYTES_PER_PARAMETER.get(config.weights)
+    held = file_bytes * PACKED_OVER_FILE if per_parameter is None else geometry.parameters * per_parameter
     per_token = geometry.layers * 2 * geometry.kv_heads * geometry.head_dim * _CACHE_BYTES[config.dtype]
     return MemoryNeed(weights=int(held), slab=per_token * config.cache.slots)
 

@@ -72,9 +72,9 @@ class GgufCheckpoint:
 
     def tokenizer_files(self) -> TokenizerFiles:
         # Only text front ends pay for the tokenizer library.
-        from kakeya.models import gguf_tokenizer
+        from kakeya.models.kept_tokenizer import kept_tokenizer_files
 
-        return gguf_tokenizer.tokenizer_files(self._file.metadata)
+        return kept_tokenizer_files(self._file.metadata_digest(), self._file.metadata)
 
     def tensor(self, name: str, order: Tensor | None = None) -> Tensor | BlockTensor:
         stored = self._stored_name(name)

@@ -1,5 +1,6 @@
 """The GGUF container, whole or split: typed metadata, a tensor directory and the mapped bytes behind it."""
 
+import hashlib
 import math
 import mmap
 import struct
@@ -70,6 +71,11 @@ class GgufFile:
         flat = torch.frombuffer(data, dtype=torch.uint8, count=tensor.nbytes, offset=tensor.offset)
         return flat.view(tensor.rows, tensor.row_bytes)
 
+    def metadata_digest(self) -> str:
+        """SHA-256 of the metadata as it lies in the file."""
+        first = self._parts[0]
+        return hashlib.sha256(first.data[: first.metadata_end]).hexdigest()
+
     @property
     def files(self) -> tuple[Path, ...]:
         """All parts, in order."""
@@ -99,6 +105,7 @@ class _Part:
         for _ in range(entry_count):
             key = cursor.string()
             self.metadata[key] = cursor.value(cursor.scalar("I"))
+        self.metadata_end = cursor.position
         directory = [_directory_entry(cursor) for _ in range(tensor_count)]
         self.tensors = self._located(directory, cursor.position)
 

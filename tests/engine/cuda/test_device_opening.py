@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import transformers
 from kakeya import runtime as runtime_module
 from kakeya.config import EngineConfig
 from kakeya.engine import opening
-from kakeya.engine.cuda.memory import DeviceMemory, device_memory
+from kakeya.engine.cuda.memory import DeviceMemory, device_memory, weight_elements
 from kakeya.engine.cuda.shapes import Ladder
 from kakeya.engine.cuda.weights import load_weights
 from kakeya.engine.cuda.workspace import Workspace, WorkspacePlan
@@ -170,6 +171,12 @@ def _eight_b(tiny_llama: Path) -> ModelConfig:
     return replace(tiny_config, **EIGHT_B, **layers)
 
 
+class Shaped(NamedTuple):
+    """As much of a checkpoint as its memory depends on."""
+
+    config: ModelConfig
+
+
 EIGHT_B = {
     "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_layers": 36, "num_heads": 32,
     "num_kv_heads": 8, "head_dim": 128, "tied_head": False,
@@ -177,11 +184,26 @@ EIGHT_B = {
 
 
 def test_room_for_sessions_depends_on_the_backend(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = open_checkpoint(tiny_llama).config
-    monkeypatch.setattr(opening, "free_memory", lambda device: 10**10 if device.type == "cuda" else 7)
-    assert opening.room_for_sessions(model, EngineConfig(backend=BackendChoice.CPU), 4) == 7
-    room = opening.room_for_sessions(model, CUDA_CONFIG, 4)
-    assert room == 10**10 - device_memory(model, CUDA_CONFIG).total
+    checkpoint, cpu = open_checkpoint(tiny_llama), EngineConfig(backend=BackendChoice.CPU)
+    weights = opening.held_bytes(checkpoint, cpu)
+    assert weights == 2 * weight_elements(checkpoint.config)
+    assert opening.held_bytes(checkpoint, replace(cpu, weights=WeightFormat.FLOAT32)) == 2 * weights
+    free = weights + 7
+    monkeypatch.setattr(opening, "free_memory", lambda device: 10**10 if device.type == "cuda" else free)
+    assert opening.room_for_sessions(checkpoint, cpu, 4) == 7
+    room = opening.room_for_sessions(checkpoint, CUDA_CONFIG, 4)
+    assert room == 10**10 - device_memory(checkpoint.config, CUDA_CONFIG).total
+    free = weights
+    with pytest.raises(ConfigError, match=f"weights take {weights:,} bytes, and {weights:,} are free"):
+        opening.room_for_sessions(checkpoint, cpu, 4)
+
+
+def test_a_quantized_file_takes_its_own_size(default_model: Path) -> None:
+    checkpoint, cpu = open_checkpoint(default_model), EngineConfig(backend=BackendChoice.CPU)
+    size = default_model.stat().st_size
+    assert size < opening.held_bytes(checkpoint, cpu) <= 1.1 * size
+    wide = opening.held_bytes(checkpoint, replace(cpu, weights=WeightFormat.BF16))
+    assert wide == pytest.approx(2 * 134_515_008, rel=0.001)
 
 
 @pytest.mark.parametrize("numerics", Numerics)
@@ -193,7 +215,7 @@ def test_buffers_are_made_for_the_sessions_that_fit(
     monkeypatch.setattr(opening, "free_memory", lambda _: int(free))
     model, config = _eight_b(tiny_llama), replace(CUDA_CONFIG, numerics=numerics)
     slab = slab_geometry(model, config).slab_bytes
-    capacity = opening.room_for_sessions(model, config, 4096) // slab
+    capacity = opening.room_for_sessions(Shaped(model), config, 4096) // slab  # type: ignore[arg-type]
     for sessions in range(1, capacity + 1):
         device_memory(model, replace(config, capacity=sessions)).check(sessions, slab, int(free))
     with pytest.raises(ConfigError, match="does not fit"):
@@ -290,7 +312,7 @@ def test_a_device_that_cannot_even_be_asked(tiny_llama: Path, monkeypatch: pytes
 
     monkeypatch.setattr(opening, "free_memory", full)
     with pytest.raises(ConfigError, match="the CUDA device cannot be used; nvidia-smi .* out of memory"):
-        opening.room_for_sessions(open_checkpoint(tiny_llama).config, CUDA_CONFIG, 4)
+        opening.room_for_sessions(open_checkpoint(tiny_llama), CUDA_CONFIG, 4)
 
 
 def test_another_error_at_the_start_stays_what_it_is(

@@ -70,7 +70,7 @@ def device_memory(model: ModelConfig, config: EngineConfig, observed_layers: int
     geometry = slab_geometry(model, config)
     limits, logits = ladder.limits, ladder.limits.head_rows * model.vocab_size * 4
     return DeviceMemory(
-        weights=_weight_elements(model) * element.itemsize,
+        weights=weight_elements(model) * element.itemsize,
         workspace=WorkspacePlan(model, limits, element).nbytes + _scratch_bytes(model, limits),
         graphs=_LIBRARIES + len(ladder.captured) * _PER_GRAPH,
         moves=2 * geometry.slab_bytes
@@ -88,7 +88,7 @@ def _scratch_bytes(model: ModelConfig, limits: StepLimits) -> int:
     return attention + choice + tables
 
 
-def _weight_elements(model: ModelConfig) -> int:
+def weight_elements(model: ModelConfig) -> int:
     attention = model.hidden_size * (2 * model.query_size + 2 * model.kv_size)
     layer = attention + 3 * model.hidden_size * model.intermediate_size + 4 * model.hidden_size
     tables = model.vocab_size * model.hidden_size * (1 if model.tied_head else 2)
