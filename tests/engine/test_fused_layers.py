@@ -78,7 +78,7 @@ def apart(decoder: Decoder) -> Decoder:
 
 
 def steps_of(seed: int, vocab: int) -> list[list[tuple[int, list[int]]]]:
-    """Twelve steps of up to three sessions, blocks and single tokens mixed, and what makes one of them wrap."""
+    """Twelve steps of up to three sessions, blocks and single tokens mixed; one of them wraps at last."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(low: int, high: int) -> int:
