@@ -7,7 +7,7 @@ import torch
 from kakeya.kernels import Kernels, load
 from kakeya.types import KernelChoice
 
-ISAS = ("avx512-vnni", "avx2", "generic")
+ISAS = ("avx512-vnni", "avx2", "neon-dotprod", "generic")
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """GGUF models split into several files: opened as one, and everything that can be wrong with the parts."""
 
+import mmap
 import shutil
 from pathlib import Path
 
@@ -53,6 +54,26 @@ def test_naming_any_part_opens_the_whole(split: Path, name: str, tmp_path: Path)
     for tensor in NAMES:
         assert opened.raw(tensor).equal(whole.raw(tensor))
     assert opened.metadata["qwen2.embedding_length"] == 32
+
+
+def test_all_files_are_named_in_order(split: Path) -> None:
+    assert GgufFile(split / PARTS[1]).files == tuple(split / name for name in PARTS)
+    assert open_checkpoint(split / PARTS[2]).files == tuple(split / name for name in PARTS)
+
+
+@pytest.mark.parametrize("advised", [True, False])
+def test_tensors_can_be_read_again_after_a_release(
+    split: Path, advised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not advised:
+        monkeypatch.delattr(mmap, "MADV_DONTNEED")
+    opened = GgufFile(split / PARTS[0])
+    views = {name: opened.raw(name) for name in NAMES}
+    kept = {name: view.clone() for name, view in views.items()}
+    opened.release()
+    for name in NAMES:
+        assert views[name].equal(kept[name])
+        assert opened.raw(name).equal(kept[name])
 
 
 def test_a_split_model_is_the_model(split: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from kakeya.models.linear import (
     FewRowsInt4Linear,
     Linear,
     PackedLinear,
+    StackedLinear,
     TiledLinear,
     dense_linear,
     quantized_linear,
@@ -189,3 +190,33 @@ def test_softcap_by_rows() -> None:
     capped = softcap(x, 30.0)
     assert torch.allclose(capped, expected)
     assert torch.equal(capped, alone)
+
+
+def test_packed_parts_of_several_formats(kernels: Kernels) -> None:
+    """Each row has the bits it has in a matrix of its own, wherever the tiles of its part begin."""
+    weights = [quantize(weight_of(rows, 96), bits) for rows, bits in ((21, 4), (16, 8), (5, 4))]
+    parts = [kernels.pack(weight.bits, weight.q, weight.scale, weight.minimum) for weight in weights]
+    bias = torch.randn(42)
+    whole = PackedLinear(kernels, parts, 96, bias, "int4 and int8")
+    assert whole.format == "int4 and int8"
+    assert whole.matrix.nbytes == sum(part.nbytes for part in parts)
+    alone = [
+        PackedLinear(kernels, [part], 96, own, "one")
+        for part, own in zip(parts, bias.split([21, 16, 5]), strict=True)
+    ]
+    for rows in (1, 3, 17):
+        x, residual = torch.randn(rows, 96), torch.randn(rows, 42)
+        assert torch.equal(whole(x), torch.cat([part(x) for part in alone], dim=1))
+        assert torch.allclose(whole(x, residual), whole(x) + residual, atol=1e-6)
+
+
+def test_stacked_products_stand_beside_each_other(kernels: Kernels) -> None:
+    dense, bias = weight_of(7, 96), torch.full((7,), 0.5)
+    quantized = quantize(weight_of(48, 96), 8)
+    options = {"dtype": torch.float32, "exact": False, "kernels": kernels}
+    packed = quantized_linear(quantized, torch.full((48,), 0.5), **options)
+    floats = dense_linear(dense, bias, exact=False, origin="float32")
+    stacked = StackedLinear([packed, floats, packed])
+    assert stacked.format == "int8 and float32"
+    whole = torch.cat([quantized.dequantize(), dense, quantized.dequantize()])
+    check_product(stacked, whole, 0.06)

@@ -4,12 +4,15 @@ import time
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import torch
+import transformers
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
 from kakeya import kernels as native
+from kakeya.errors import CorruptCheckpoint
 from kakeya.models.blocks import BlockFormat, BlockTensor
 from kakeya.models.checkpoint import open_checkpoint
 from kakeya.models.decoder import Decoder
@@ -193,6 +196,88 @@ def test_integers_of_the_file_are_not_requantized(directory: Path) -> None:
     expected = logits(WeightFormat.FLOAT32)
     for weights in (WeightFormat.NATIVE, WeightFormat.INT8, WeightFormat.INT4):
         assert torch.equal(logits(weights), expected)
+
+
+QWEN = transformers.Qwen2Config(
+    vocab_size=71,
+    hidden_size=256,
+    intermediate_size=256,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=4096,
+    tie_word_embeddings=False,
+)
+
+
+def write_qwen(path: Path, kinds: dict[str, Kind], spoil: str = "") -> Path:
+    """A random Qwen 2, with biases and a head of its own: Q4_K where `kinds` says nothing else.
+
+    The scales of the tensor `spoil` are not all finite.
+    """
+    writer = gguf.GGUFWriter(path, "qwen2")
+    gguf_files.add_geometry(writer, QWEN)
+    shapes = {"token_embd": (71, 256), "output": (71, 256)}
+    for layer in range(QWEN.num_hidden_layers):
+        rows = {"attn_q": 256, "attn_k": 128, "attn_v": 128, "attn_output": 256}
+        rows |= {"ffn_gate": 256, "ffn_up": 256, "ffn_down": 256}
+        shapes |= {f"blk.{layer}.{name}": (count, 256) for name, count in rows.items()}
+        for seed, name in enumerate(("attn_q", "attn_k", "attn_v")):
+            bias = np.random.default_rng(seed).normal(size=rows[name]).astype(np.float32)
+            writer.add_tensor(f"blk.{layer}.{name}.bias", bias)
+        for name in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(256, dtype=np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(256, dtype=np.float32))
+    for seed, (name, shape) in enumerate(shapes.items()):
+        kind = next((kind for part, kind in kinds.items() if part in name), Kind.Q4_K)
+        if kind is Kind.F16:
+            data = np.random.default_rng(seed).normal(0, 0.1, shape).astype(np.float16)
+        else:
+            data = gguf_files.random_weights(kind, *shape, deviation=0.1, seed=seed)
+        if name == spoil:
+            data[1, :2] = np.array([np.inf], dtype=np.float16).view(np.uint8)
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=kind)
+    return gguf_files.finish(writer, path)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAKEYA_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize(
+    "kinds, described",
+    [
+        ({"attn_v": Kind.F16}, "Q4_K and float32 (layers), Q4_K (head)"),
+        ({"attn_q": Kind.F16, "ffn_up": Kind.F16}, "float32 and Q4_K (layers), Q4_K (head)"),
+        ({"attn_k": Kind.Q6_K, "output": Kind.F16}, "Q4_K and Q6_K and float32 (layers), float32 (head)"),
+    ],
+    ids=["values", "queries and up", "head"],
+)
+def test_parts_of_one_matrix_in_floats_and_in_blocks(
+    kinds: dict[str, Kind], described: str, tmp_path: Path
+) -> None:
+    """Each part keeps its own numbers and its own bias."""
+    path = write_qwen(tmp_path / "qwen.gguf", kinds)
+    decoder = load(path, kernels=KernelChoice.NATIVE)
+    assert decoder.describe_weights() == described
+    assert decoder.fused is None
+    expected = decoder_logits(load(path), TOKENS)
+    error = (decoder_logits(decoder, TOKENS) - expected).abs().mean() / expected.abs().mean()
+    assert error < 0.05
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("kernels", [KernelChoice.TORCH, KernelChoice.NATIVE])
+@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q4_1, Kind.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", ["token_embd", "output", "blk.1.ffn_down", "blk.0.attn_k"])
+def test_scales_that_are_not_numbers_are_refused_by_name(
+    name: str, kind: Kind, kernels: KernelChoice, tmp_path: Path
+) -> None:
+    path = write_qwen(tmp_path / "qwen.gguf", {"": kind}, spoil=name)
+    with pytest.raises(CorruptCheckpoint, match=rf"tensor {name}\.weight holds scales that are not finite"):
+        load(path, kernels=kernels)
 
 
 def test_quantized_file_end_to_end(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_a_product_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     product = measure(row_outputs=64, prompt_outputs=32)
     assert product is not None
     assert product.threads >= 1
-    assert product.isa in ("avx512-vnni", "avx2", "generic")
+    assert product.isa in ("avx512-vnni", "avx2", "neon-dotprod", "generic")
     # Between a pocket calculator and anything that exists.
     assert 1e6 < product.weight_bytes_per_s < 1e13
     assert 1e6 < product.multiply_adds_per_s < 1e15

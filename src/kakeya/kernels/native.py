@@ -105,7 +105,7 @@ class Kernels:
 
     @property
     def isa(self) -> str:
-        """The instruction set in use: avx512-vnni, avx2 or generic."""
+        """The instruction set in use: avx512-vnni, avx2, neon-dotprod or generic."""
         return str(self._native.isa())
 
     @property
@@ -300,19 +300,16 @@ class Kernels:
         return number
 
     def network(self, shape: NetworkShape, layers: Sequence[NetworkLayer]) -> Network:
-        """Layers that `run_network` computes in one call."""
+        """Layers that `run_network` computes in one call. Raises ValueError for weights of other sizes."""
         handle = self._native.Network(*astuple(shape))
         for layer in layers:
-            projections = (layer.qkv, layer.output, layer.gate_up, layer.down)
-            handle.add_layer(
-                layer.norms(), *(each.arguments() for each in projections), layer.local_window or 0
-            )
+            handle.add_layer(*layer.arguments(shape))
         return Network(shape, layers, handle)
 
     def run_network(self, network: Network, hidden: Tensor, attention: AttentionContext) -> None:
         """Change hidden, float32 [rows, hidden], to what it is after the last layer; writes to the pool."""
         shape = network.shape
-        rows = _rows_of(hidden, shape.hidden)
+        rows = _rows_of(hidden, shape.hidden, "hidden")
         _address(hidden, (rows, shape.hidden), "hidden")
         plane = (2, shape.kv_heads, attention.pool.shape[4], shape.head_dim)
         _check_pool(attention.pool, plane, len(network.layers) - 1, attention.capacity)

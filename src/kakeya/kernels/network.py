@@ -1,7 +1,7 @@
 """All layers of a decoder as one native call, and the attention of a step as it takes it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +18,12 @@ class NetworkProjection:
     matrix: "PackedMatrix"
     bias: Tensor | None
 
-    def arguments(self) -> tuple[Any, int]:
-        return self.matrix.handle, address(self.bias)
+    def arguments(self, name: str, outputs: int, columns: int) -> tuple[Any, int]:
+        if (self.matrix.outputs, self.matrix.columns) != (outputs, columns):
+            raise ValueError(
+                f"{name} must be [{outputs}, {columns}], got [{self.matrix.outputs}, {self.matrix.columns}]"
+            )
+        return self.matrix.handle, address(self.bias, f"the bias of {name}", outputs)
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,25 @@ class NetworkLayer:
     down: NetworkProjection
     local_window: int | None
 
-    def norms(self) -> list[int]:
-        return [address(getattr(self, field.name)) for field in fields(self)[:6]]
+    def arguments(self, shape: "NetworkShape") -> tuple[Any, ...]:
+        """As the native library takes them. Raises ValueError for what does not fit the shape."""
+        hidden, query, key = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        query_norm, key_norm = (query, key) if shape.norms_span_heads else (shape.head_dim, shape.head_dim)
+        return (
+            [
+                address(self.input_norm, "input_norm", hidden),
+                address(self.query_norm, "query_norm", query_norm),
+                address(self.key_norm, "key_norm", key_norm),
+                address(self.post_attention_norm, "post_attention_norm", hidden),
+                address(self.mlp_norm, "mlp_norm", hidden),
+                address(self.post_mlp_norm, "post_mlp_norm", hidden),
+            ],
+            self.qkv.arguments("qkv", query + 2 * key, hidden),
+            self.output.arguments("output", hidden, query),
+            self.gate_up.arguments("gate_up", 2 * shape.inner, hidden),
+            self.down.arguments("down", hidden, shape.inner),
+            self.local_window or 0,
+        )
 
 
 @dataclass(frozen=True)
@@ -88,10 +109,11 @@ class AttentionContext:
         return (tables, *pool, *segments, self.capacity, self.scale, self.softcap)
 
 
-def address(tensor: Tensor | None) -> int:
-    """Of a contiguous float32 tensor; 0 for none."""
+def address(tensor: Tensor | None, name: str, size: int) -> int:
+    """Of a contiguous float32 vector; 0 for none."""
     if tensor is None:
         return 0
-    if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
-        raise ValueError(f"norms and biases must be contiguous float32, got {tensor.dtype}")
+    if tensor.dtype is not torch.float32 or tensor.shape != (size,) or not tensor.is_contiguous():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise ValueError(f"{name} must be contiguous float32 [{size}], got {dtype} {list(tensor.shape)}")
     return tensor.data_ptr()

@@ -124,6 +124,8 @@ class _Loader:
     def _embedding(self, table: StoredMatrix) -> Embedding:
         (stored,) = table.parts
         if self._keeps_blocks(stored):
+            if not self._config.tied_head:  # as a head it is checked when it is packed or expanded
+                stored.check()
             return BlockEmbedding(stored, self._kernels)
         return DenseEmbedding(self._floats(table.parts))
 
@@ -218,5 +220,6 @@ def _is_integer(stored: Stored) -> TypeGuard[BlockTensor]:
 def _as_integers(stored: Stored, bits: Bits) -> QuantizedTensor:
     """Integers are kept where they fit; finer numbers are quantized."""
     if _is_integer(stored) and INTEGER_BITS[stored.format] <= bits:
+        stored.check()
         return integers_of(stored).widened(bits)
     return quantize(as_float(stored, torch.float32), bits)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -29,7 +30,8 @@ from kakeya.models.blocks import BlockTensor
 log = logging.getLogger(__name__)
 
 _PAGE = 4096
-_SOURCE = "source"
+_METADATA, _SOURCE = "__metadata__", "source"
+_DIGEST_LENGTH = 64
 
 
 @dataclass(frozen=True)
@@ -100,16 +102,24 @@ def _open_pack(path: Path, sizes: Mapping[str, int]) -> dict[str, Tensor] | None
     """The parts of a pack, or None where there is none that has exactly these."""
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
+            first, header = _read_header(file)
             mapping = _mapped(file.fileno())
     except (FileNotFoundError, ValueError):
         return None
-    spans = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
-    whole = len(mapping) == 8 + length + max((end for _, end in spans.values()), default=0)
-    if not whole or {name: end - start for name, (start, end) in spans.items()} != dict(sizes):
-        return None
-    return _views(mapping, 8 + length, sizes)
+    held = {name: entry for name, entry in header.items() if name != _METADATA}
+    whole = len(mapping) == first + sum(sizes.values())
+    return _views(mapping, first, sizes) if whole and held == _entries(sizes) else None
+
+
+def _read_header(file: BinaryIO) -> tuple[int, dict[str, Any]]:
+    """Where the data begins, and what the JSON says. Raises ValueError for a file that is no pack."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > os.fstat(file.fileno()).st_size:
+        raise ValueError("the header runs past the end of the file")
+    header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("the header is no JSON object")
+    return 8 + length, header
 
 
 def _make_pack(
@@ -175,12 +185,18 @@ def _views(mapping: mmap.mmap, first: int, sizes: Mapping[str, int]) -> dict[str
 
 def _header(sources: Sequence[Path], sizes: Mapping[str, int]) -> bytes:
     """The length and the JSON of a safetensors file whose data begins on a page."""
-    entries: dict[str, object] = {"__metadata__": {_SOURCE: str(sources[0].resolve())}}
-    for name, start in _starts(0, sizes).items():
-        entries[name] = {"dtype": "U8", "shape": [sizes[name]], "data_offsets": [start, start + sizes[name]]}
-    text = json.dumps(entries).encode()
+    metadata = {_METADATA: {_SOURCE: str(sources[0].resolve())}}
+    text = json.dumps(metadata | _entries(sizes)).encode()
     length = -(-(8 + len(text)) // _PAGE) * _PAGE - 8
     return length.to_bytes(8, "little") + text.ljust(length)
+
+
+def _entries(sizes: Mapping[str, int]) -> dict[str, Any]:
+    """What the header says of the parts."""
+    return {
+        name: {"dtype": "U8", "shape": [sizes[name]], "data_offsets": [start, start + sizes[name]]}
+        for name, start in _starts(0, sizes).items()
+    }
 
 
 def _starts(first: int, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -196,21 +212,37 @@ def _digest(folder: Path, sources: Sequence[Path]) -> str:
     states = [source.stat() for source in sources]
     known = json.dumps([(at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for at in states])
     note = folder / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.digest"
+    # A note that a full disk or a crash cut short would give the same pack to different models.
     with suppress(FileNotFoundError):
-        return note.read_text()
+        if len(noted := note.read_text()) == _DIGEST_LENGTH:
+            return noted
     digest = hashlib.sha256("".join(store.digest_of(source) for source in sources).encode()).hexdigest()
     note.write_text(digest)
     return digest
 
 
 def _sweep(folder: Path) -> None:
-    """Remove packs of another layout, those whose model is no longer where it was, and unfinished ones."""
+    """Remove packs of another layout, those whose model is no longer where it was, unfinished ones and old
+    notes of digests."""
     for path in folder.glob("*.safetensors"):
-        with suppress(OSError, ValueError, KeyError), path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            if not path.stem.endswith(f"-{LAYOUT}") or not Path(header["__metadata__"][_SOURCE]).exists():
-                path.unlink()
-    for path in folder.glob(f"{store.WORKSPACE_PREFIX}*"):
         with suppress(OSError):
-            if time.time() - path.stat().st_mtime > store.STALE_SECONDS:
+            if not path.stem.endswith(f"-{LAYOUT}") or not _has_source(path):
+                path.unlink()
+    _remove_older(folder.glob(f"{store.WORKSPACE_PREFIX}*"), store.STALE_SECONDS)
+    _remove_older(folder.glob("*.digest"), store.ABANDONED_SECONDS)
+
+
+def _has_source(path: Path) -> bool:
+    """Whether a pack's model still lies where it was when the pack was made."""
+    try:
+        with path.open("rb") as file:
+            return Path(_read_header(file)[1][_METADATA][_SOURCE]).exists()
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _remove_older(paths: Iterable[Path], seconds: float) -> None:
+    for path in paths:
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > seconds:
                 path.unlink()
