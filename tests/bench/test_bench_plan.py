@@ -9,6 +9,7 @@ from kakeya.bench.plan import (
     SampledCase,
     announcements,
     full_plan,
+    limited,
     quick_plan,
     run_group,
 )
@@ -38,6 +39,20 @@ class Recorder:
 
 
 CASES = (PromptCase(8), DecodeCase(2, 4, 3))
+
+
+def test_a_plan_can_be_limited() -> None:
+    plan = full_plan(3)
+    assert limited(plan, None, None) == plan
+    short = limited(plan, 1024, 1)
+    assert [case.label for case in short.cases] == [
+        "prompt of 128",
+        "prompt of 512",
+        "decode, 1 session at history 64",
+        "decode, 1 session at history 1,024",
+    ]
+    assert {case.sessions for case in short.sampled} == {1}
+    assert short.repeats == 3
 
 
 def test_full_plan_covers_what_the_targets_name() -> None:

@@ -78,6 +78,8 @@ def test_absent_peer_is_refused_before_anything_is_loaded(
     ("arguments", "message"),
     [
         (("engine", "--repeats", "0"), "repeats must be at least 1"),
+        (("engine", "--longest-history", "63"), "longest-history must be at least 64"),
+        (("engine", "--most-sessions", "0"), "most-sessions must be at least 1"),
         (("engine", "--output", "report.txt"), "*.json"),
         (("quality", "--output", "no/such/folder/q.json"), "existing directory"),
         (("quality", "--threads", "0"), "threads must be"),

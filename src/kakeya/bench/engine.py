@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kakeya.bench.engine_results import (
+    DEFAULT_MODEL_TARGETS,
+    FILE_TARGETS,
     Memory,
     engine_gates,
     memory_results,
@@ -21,7 +23,7 @@ from kakeya.bench.plan import Plan, Side, Speeds, announcements, run_group
 from kakeya.bench.prose import prose
 from kakeya.bench.report import Report, now
 from kakeya.bench.startup import measure_startup
-from kakeya.config import EngineConfig
+from kakeya.config import DEFAULT_MODEL, EngineConfig
 from kakeya.runtime import Runtime
 
 
@@ -76,7 +78,8 @@ def run(
                 }
                 report = replace(report, results=results)
                 checkpoint(report)
-    return replace(report, gates=engine_gates(report.results), finished_at=now())
+    targets = DEFAULT_MODEL_TARGETS if bench.model == DEFAULT_MODEL else FILE_TARGETS
+    return replace(report, gates=engine_gates(report.results, targets), finished_at=now())
 
 
 def _roomy(bench: EngineBench) -> EngineConfig:
@@ -129,7 +132,12 @@ def _runtime_facts(runtime: Runtime) -> dict[str, Any]:
 def _peer_results(sides: Sequence[Side]) -> dict[str, Any] | None:
     for peer in _peers(sides):
         chosen = dict(peer.flash_attention)
-        return {**peer.facts, "flash_attention": chosen, "our_cpu_share": peer.our_cpu_share}
+        return {
+            **peer.facts,
+            "flash_attention": chosen,
+            "our_cpu_share": peer.our_cpu_share,
+            "resident_bytes": peer.resident_bytes,
+        }
     return None
 
 

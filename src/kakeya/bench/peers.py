@@ -13,6 +13,7 @@ from typing import Any
 
 from kakeya.bench.line_process import LineProcess
 from kakeya.bench.plan import Case
+from kakeya.bench.processes import resident_bytes_of
 from kakeya.errors import ConfigError, PeerFailed
 
 WORKER = ("-m", "kakeya.bench.llama_peer")
@@ -31,8 +32,9 @@ def require_peer(model_path: str | None = None) -> None:
 class PeerProcess(LineProcess):
     """A `Side` that runs elsewhere. Use as a context manager; leaving it ends the process.
 
-    `facts` describes the library, `flash_attention` what was chosen for each case, and `our_cpu_share` is
-    the largest share of one core that *this* process used while the peer was being timed.
+    `facts` describes the library, `flash_attention` what was chosen for each case, `our_cpu_share` is the
+    largest share of one core that *this* process used while the peer was being timed, and `resident_bytes`
+    the most memory that the peer was seen to hold.
     Raises ConfigError when the peer is not installed and PeerFailed when it breaks.
     """
 
@@ -44,6 +46,7 @@ class PeerProcess(LineProcess):
         super().__init__(worker)
         self.flash_attention: dict[str, bool] = {}
         self.our_cpu_share = 0.0
+        self.resident_bytes: int | None = None
         opening = {"do": "open", "path": model_path, "threads": threads, "text": list(text)}
         self.facts: dict[str, Any] = self._first_ask(opening)
 
@@ -56,6 +59,7 @@ class PeerProcess(LineProcess):
         speed: float = self._ask({"do": "measure", "case": asdict(case)})["speed"]
         share = (time.process_time() - cpu) / (time.perf_counter() - wall)
         self.our_cpu_share = max(self.our_cpu_share, share)
+        self.resident_bytes = max(self.resident_bytes or 0, resident_bytes_of(self.pid) or 0)
         return speed
 
     def release(self) -> None:

@@ -117,6 +117,21 @@ class Plan:
         return histories + max((case.sessions for case in decodes), default=1)
 
 
+def limited(plan: Plan, longest_history: int | None, most_sessions: int | None) -> Plan:
+    """What of it a large model or a short evening allows; None for no limit. Prompts are never left out."""
+
+    def fits(case: Case) -> bool:
+        if isinstance(case, PromptCase):
+            return True
+        return case.history <= (longest_history or case.history) and case.sessions <= (
+            most_sessions or case.sessions
+        )
+
+    groups = (tuple(filter(fits, group)) for group in plan.groups)
+    sampled = tuple(case for case in plan.sampled if fits(case))
+    return Plan(tuple(group for group in groups if group), plan.repeats, sampled)
+
+
 def full_plan(repeats: int) -> Plan:
     """What the targets are stated for."""
     return _plan(

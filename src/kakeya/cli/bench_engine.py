@@ -32,6 +32,8 @@ def engine(
     peers: Annotated[bool, typer.Option("--peers", help="Measure llama.cpp beside us, in turns.")] = False,
     repeats: Repeats = 5,
     quick: Quick = False,
+    longest_history: Annotated[int | None, typer.Option(help="Leave out longer histories.")] = None,
+    most_sessions: Annotated[int | None, typer.Option(help="Leave out more sessions at once.")] = None,
     output: Output = Path("bench-engine.json"),
     picture: Annotated[Path | None, typer.Option(help="Write speed over history as SVG.")] = None,
     as_json: Json = False,
@@ -57,15 +59,18 @@ def engine(
     )
     if repeats < 1:
         raise ConfigError(f"repeats must be at least 1, got {repeats}")
+    for name, limit, least in (("longest-history", longest_history, 64), ("most-sessions", most_sessions, 1)):
+        if limit is not None and limit < least:
+            raise ConfigError(f"{name} must be at least {least}, or nothing is left to measure; got {limit}")
     check_output(output)
     check_picture(picture)
     screen = Screen()
     fetch(screen, model)
     from kakeya.bench.engine import EngineBench, run
     from kakeya.bench.engine_page import engine_page, engine_sections, history_picture
-    from kakeya.bench.plan import full_plan, quick_plan
+    from kakeya.bench.plan import full_plan, limited, quick_plan
 
-    plan = quick_plan(repeats) if quick else full_plan(repeats)
+    plan = limited(quick_plan(repeats) if quick else full_plan(repeats), longest_history, most_sessions)
     bench = EngineBench(model, config, plan, peers)
     with counted_progress(screen, bench.pieces_of_work) as announce:
         report = run(bench, announce, lambda partial: write(output, partial, engine_page))
