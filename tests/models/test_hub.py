@@ -448,7 +448,8 @@ def test_a_killed_pull_is_taken_up_by_the_next(tmp_path: Path) -> None:
         fake.downloads.clear()
         again = subprocess.run([*PULL, "org/name"], env=environment, capture_output=True, text=True)
         assert again.returncode == 0, again.stderr
-        assert fake.downloads == [("m-Q4_K_M.gguf", f"bytes={kept}-")]
+        # The killed one's last request may still be on its way when the next begins.
+        assert fake.downloads[-1] == ("m-Q4_K_M.gguf", f"bytes={kept}-")
     assert Path(again.stdout.strip()).read_bytes() == weights
     assert again.stderr.splitlines() == [
         "fetching m-Q4_K_M.gguf",
