@@ -4,7 +4,7 @@
 //   instruction_sets NAME THREADS...  also shows how fast products are with so many threads
 //
 // Products are compared with sums in double over what the formats define, and bit by bit between one row and many;
-// norms, gates and attention with the kernels for any processor.
+// norms, gates, attention and the choice of tokens with the kernels for any processor.
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "blocks.h"
+#include "choice.h"
 #include "operations.h"
 #include "thread_pool.h"
 
@@ -167,6 +168,66 @@ void check_others(const char* name) {
   select_ops(name);
 }
 
+// Rows of logits, and for each a way to choose from it.
+struct Choosing {
+  std::int64_t vocab;
+  std::vector<float> logits;
+  std::vector<ChoiceRequest> requests;
+  std::vector<std::uint8_t> mask;
+  std::vector<std::int32_t> recent;
+
+  explicit Choosing(std::int64_t vocab) : vocab(vocab), mask(static_cast<std::size_t>(vocab + 7) / 8) {
+    std::uniform_real_distribution<double> draw;
+    for (std::uint8_t& byte : mask) byte = static_cast<std::uint8_t>(random_bits() | 1u);
+    for (int i = 0; i < 20; ++i) recent.push_back(static_cast<std::int32_t>(random_bits() % vocab));
+    for (int row = 0; row < 48; ++row) {
+      for (float x : normal(static_cast<std::size_t>(vocab))) logits.push_back(3.0f * x);
+      ChoiceRequest request;
+      request.temperature = row % 4 ? 0.3 + draw(random_bits) : 0.0;
+      request.top_k = row % 3 == 1 ? 1 + random_bits() % 50 : 0;
+      request.top_p = row % 5 < 3 ? 0.5 + 0.5 * draw(random_bits) : 1.0;
+      request.least_score = row % 7 == 2 ? -4.0 : -INFINITY;
+      request.number = draw(random_bits);
+      request.top_logprobs = row % 6 == 5 ? 4 : -1;
+      if (row % 2) {
+        request.repetition = 1.3;
+        request.frequency = 0.2;
+        request.recent = recent.data();
+        request.recent_count = static_cast<std::int64_t>(recent.size());
+      }
+      if (row % 8 == 6) {
+        request.mask = mask.data();
+        request.mask_bytes = static_cast<std::int64_t>(mask.size());
+      }
+      requests.push_back(request);
+    }
+  }
+  std::vector<Choice> chosen() const {
+    std::vector<Choice> choices(requests.size());
+    choose(logits.data(), vocab, static_cast<std::int64_t>(requests.size()), vocab, requests.data(), choices.data());
+    return choices;
+  }
+};
+
+bool alike(const Choice& a, const Choice& b) {
+  if (a.status != b.status || a.token != b.token || a.top.size() != b.top.size()) return false;
+  for (std::size_t i = 0; i < a.top.size(); ++i) {
+    if (a.top[i].token != b.top[i].token || std::fabs(a.top[i].logprob - b.top[i].logprob) > 1e-12) return false;
+  }
+  return std::fabs(a.logprob - b.logprob) <= 1e-12;
+}
+
+void check_choices(const char* name) {
+  for (std::int64_t vocab : {1, 100, 5000, 49152}) {
+    const Choosing it(vocab);
+    const std::vector<Choice> own = it.chosen();
+    select_ops("generic");
+    const std::vector<Choice> other = it.chosen();
+    select_ops(name);
+    for (std::size_t row = 0; row < own.size(); ++row) expect(alike(own[row], other[row]), "choice", name);
+  }
+}
+
 double best_seconds(const Case& it, std::int64_t rows) {
   const std::vector<float> x = normal(static_cast<std::size_t>(rows * it.columns));
   double best = 1e9;
@@ -208,6 +269,7 @@ int main(int count, char** arguments) {
     ThreadPool::shared().resize(2);
   }
   check_others(name);
+  check_choices(name);
   std::printf("%s: %d wrong\n", name, failures);
   return failures != 0;
 }
