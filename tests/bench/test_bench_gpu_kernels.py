@@ -49,6 +49,7 @@ def test_bytes_and_operations_are_those_counted_by_hand() -> None:
     assert traffic.embed(256) == 256 * 4096 * (2 + 4)
     assert traffic.rotations(256) == 256 * 4 * 64 * 4
     assert traffic.add_norm(256) == 256 * 4096 * (4 + 2 + 4 + 2)
+    assert traffic.norm_rows(256) == 256 * 2 * 4096 * 2
     assert traffic.gated(256) == 256 * (24_576 + 12_288) * 2
     assert traffic.one_row_product(6144, 4096) == 50_331_648
     assert traffic.product(256, 1536, 576, sides=2) == (3072 * 576 + 256 * (576 + 1536)) * 2
@@ -71,7 +72,8 @@ def test_every_operation_is_among_them_at_the_sizes_of_the_plan() -> None:
     found = list(Operations(SHAPES[LARGE], FULL, CPU).all(FULL.large_rows))
     assert {each.name for each in found} == NAMES - {"product"}  # its products are a library's
     sizes = [(each.name, each.size) for each in found]
-    assert sizes[:4] == [(name, "256 rows") for name in ("embed", "rotations", "add_norm", "gated")]
+    rowwise = ("embed", "rotations", "add_norm", "norm_rows", "gated")
+    assert sizes[:5] == [(name, "256 rows") for name in rowwise]
     assert [size for name, size in sizes if name == "one_row_product"] == [
         "qkv, 6,144 × 4,096",
         "output, 4,096 × 4,096",
@@ -79,7 +81,7 @@ def test_every_operation_is_among_them_at_the_sizes_of_the_plan() -> None:
         "down, 4,096 × 12,288",
         "head, 151,936 × 4,096",
     ]
-    assert sizes[9:] == [
+    assert sizes[10:] == [
         ("decode_attention", "1 row, 16 splits"),
         ("decode_attention", "64 rows, 1 split"),
         ("decode_attention", "256 rows, 1 split"),

@@ -80,6 +80,7 @@ class Operations:
         yield Operation("embed", size, traffic.embed(rows), partial(self._embed, rows))
         yield Operation("rotations", size, traffic.rotations(rows), partial(self._rotate, rows))
         yield Operation("add_norm", size, traffic.add_norm(rows), partial(self._add_norm, rows))
+        yield Operation("norm_rows", size, traffic.norm_rows(rows), partial(self._norm_rows, rows))
         yield Operation("gated", size, traffic.gated(rows), partial(self._gated, rows))
 
     def _products(self) -> Iterator[Operation]:
@@ -163,6 +164,11 @@ class Operations:
         hidden, addend, out = self._floats(*size), self._elements(*size), self._elements(*size)
         weight = self._floats(self._model.hidden_size)
         return lambda at: kernels.add_norm(hidden[at], addend[at], None, weight, eps, out[at])
+
+    def _norm_rows(self, rows: int, kernels: GpuKernels, calls: int) -> Call:
+        width, eps = self._model.query_size, self._model.norm_eps
+        queries, weight = self._elements(calls, rows, width), self._floats(width)
+        return lambda at: kernels.norm_rows(queries[at], weight, eps)
 
     def _gated(self, rows: int, kernels: GpuKernels, calls: int) -> Call:
         inner, activation = self._model.intermediate_size, self._model.activation

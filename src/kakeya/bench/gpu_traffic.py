@@ -28,6 +28,10 @@ class KernelTraffic:
         """The hidden state is read and written, an addend read, the normed state written."""
         return rows * self.shape.model.hidden_size * 2 * (_FLOAT + ELEMENT_BYTES)
 
+    def norm_rows(self, rows: int) -> int:
+        """All queries of a row, read and written."""
+        return rows * 2 * self.shape.model.query_size * ELEMENT_BYTES
+
     def gated(self, rows: int) -> int:
         return rows * 3 * self.shape.model.intermediate_size * ELEMENT_BYTES
 
