@@ -6,6 +6,7 @@ of its own, and fits in it whole: what one forgets and the other does not plays 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from kakeya.bench.machine import public_name
@@ -52,7 +53,7 @@ class PeerBench:
 
 
 @dataclass(frozen=True)
-class _Read:
+class OurReading:
     """A file that our runtime has read: what the peer needs to read it too, and how we fared."""
 
     path: str
@@ -71,12 +72,12 @@ def measure(model: str, config: EngineConfig, bench: PeerBench, work: Work) -> I
         read = _ours(each, config, bench, work)
         work.begin(f"{name}: llama.cpp")
         with PeerProcess(read.path, config.threads, ()) as peer:
-            theirs = _theirs(peer, read, work)
+            theirs = their_surprises(peer, read, work)
             rows.append(peer_row(name, read.held_as, read.surprises, theirs))
             yield {**peer.facts, "files": list(rows)}
 
 
-def _ours(model: str, config: EngineConfig, bench: PeerBench, work: Work) -> _Read:
+def _ours(model: str, config: EngineConfig, bench: PeerBench, work: Work) -> OurReading:
     cache = CacheConfig(sink=0, window=bench.passage_tokens + START_TOKENS)
     with Runtime.open(model, replace(config, cache=cache, capacity=1)) as runtime:
         facts = runtime.describe()
@@ -84,10 +85,10 @@ def _ours(model: str, config: EngineConfig, bench: PeerBench, work: Work) -> _Re
         passages = cut(runtime.tokenizer.encode(prose())[: bench.most_tokens], bench.passage_tokens)
         found = [nats for passage in passages for nats in surprises(runtime, passage, work)]
         start = runtime.tokenizer.encode("", bos=True)
-    return _Read(facts.path, facts.weights, start, passages, found)
+    return OurReading(facts.path, facts.weights, start, passages, found)
 
 
-def _theirs(peer: PeerProcess, read: _Read, work: Work) -> list[float]:
+def their_surprises(peer: PeerProcess, read: OurReading, work: Work) -> list[float]:
     """As `surprises` counts them: neither what a document begins with nor the first token after it."""
     found: list[float] = []
     for passage in read.passages:
@@ -101,3 +102,5 @@ def check_files(paths: Sequence[str]) -> None:
     require_peer(asked_by=ASKED_BY)
     for path in paths:
         require_peer(path, asked_by=ASKED_BY)
+        if not Path(path).is_file():
+            raise ConfigError(f"{ASKED_BY} compares files, and there is none at {path}")

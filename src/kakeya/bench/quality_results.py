@@ -16,7 +16,7 @@ DEFAULT_AGREEMENT_LIMIT = 0.95
 
 
 class Part(StrEnum):
-    """What there is to measure: arithmetic, perplexity over a long history, recall, and that beside llama.cpp."""
+    """What there is to measure: arithmetic, long histories, recall of what was said, llama.cpp beside us."""
 
     CHOICES = "choices"
     MEMORY = "memory"
