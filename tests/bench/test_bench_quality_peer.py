@@ -18,7 +18,7 @@ from kakeya.bench.peers import PeerProcess
 from kakeya.bench.quality import QualityBench
 from kakeya.bench.quality_peer import OurReading, PeerBench, check_files, their_surprises
 from kakeya.bench.quality_peer_page import peer_table
-from kakeya.bench.quality_peer_results import SCORED_NEEDED, peer_gates, peer_row
+from kakeya.bench.quality_peer_results import SCORED_NEEDED, peer_gates, peer_row, standard_error
 from kakeya.bench.quality_results import Part
 from kakeya.bench.report import Report
 from kakeya.bench.work import Work
@@ -59,6 +59,12 @@ def test_a_row_has_both_perplexities_and_their_ratio() -> None:
     assert row["ours_over_llama_cpp"] == pytest.approx(1.2)
 
 
+def test_the_error_is_that_of_the_mean_of_differences() -> None:
+    row = peer_row("m.gguf", "Q4_K", [1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 3.0, 3.0])
+    assert row["standard_error"] == pytest.approx(math.sqrt(1 / 3) / 2)
+    assert standard_error([0.1]) is None
+
+
 @pytest.mark.parametrize(
     ("ours", "passed"), [(10.0, True), (10.049, True), (9.951, True), (10.051, False), (9.949, False)]
 )
@@ -85,7 +91,7 @@ def test_a_perplexity_that_is_no_number_is_not_judged() -> None:
 def test_the_table_has_a_line_for_each_file() -> None:
     table = peer_table(results(12.0, 10.0))
     assert table.title == "Perplexity beside stand-in 1"
-    assert list(table.rows) == [("m.gguf", "Q4_K", "450", "12.0000", "10.0000", "1.20000")]
+    assert list(table.rows) == [("m.gguf", "Q4_K", "450", "12.0000", "10.0000", "1.20000", "0.00000")]
 
 
 class _Echo:

@@ -14,7 +14,7 @@ def peer_sections(results: Row) -> list[Section]:
 
 
 def peer_table(results: Row) -> Table:
-    columns = ("file", "held as", "scored tokens", "ours", "llama.cpp", "ours/llama.cpp")
+    columns = ("file", "held as", "scored tokens", "ours", "llama.cpp", "ours/llama.cpp", "standard error")
     rows = [
         (
             row["file"],
@@ -23,6 +23,7 @@ def peer_table(results: Row) -> Table:
             _number(row["ours"]),
             _number(row["llama_cpp"]),
             _number(row["ours_over_llama_cpp"], "{:.5f}"),
+            _number(row["standard_error"], "{:.5f}"),
         )
         for row in results["files"]
     ]

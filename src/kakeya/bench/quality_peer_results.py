@@ -1,5 +1,7 @@
 """What `bench quality --part peer` concludes: our perplexity beside llama.cpp's on the same files. Pure."""
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +25,16 @@ def peer_row(file: str, held_as: str, ours: Sequence[float], theirs: Sequence[fl
         "ours": our_perplexity,
         "llama_cpp": their_perplexity,
         "ours_over_llama_cpp": ratio(our_perplexity, their_perplexity),
+        "standard_error": standard_error([mine - other for mine, other in zip(ours, theirs, strict=True)]),
     }
+
+
+def standard_error(differences: Sequence[float]) -> float | None:
+    """Of their mean, token by token: how far another text of this length might move the ratio, as a share of
+    it. None where there are not two."""
+    if len(differences) < 2:
+        return None
+    return statistics.stdev(differences) / math.sqrt(len(differences))
 
 
 def peer_gates(results: Mapping[str, Any]) -> tuple[Gate, ...]:
