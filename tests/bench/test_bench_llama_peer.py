@@ -1,14 +1,16 @@
 import importlib.util
 import io
 import json
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 
 from kakeya.bench import llama_peer
-from kakeya.bench.llama_peer import LlamaPeer, case_from, serve, tokens_per_sequence
+from kakeya.bench.llama_peer import LlamaPeer, case_from, serve, surprises_of, tokens_per_sequence
 from kakeya.bench.peers import PeerProcess
 from kakeya.bench.plan import LEAD_IN, Case, DecodeCase, PromptCase, Side
 from kakeya.errors import ConfigError, PeerFailed
@@ -166,6 +168,41 @@ def test_every_request_gets_one_reply(llama: FakeLlama) -> None:
     assert released == {}
     assert len(llama.freed) == 2
     assert llama.closed == ["batch", "model"]
+
+
+def test_passages_are_scored_in_contexts_of_their_own(
+    llama: FakeLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_peer, "SCORED_AT_ONCE", 2)
+    expected, other = (math.log(math.e + llama.VOCABULARY - 1) - bonus for bonus in (1.0, 0.0))
+    peer = LlamaPeer("model.gguf", 2, ())
+    assert peer.surprises([3, 4, 5, 9, 10]) == pytest.approx([expected, expected, other, expected])
+    assert peer.surprises([3, 5]) == pytest.approx([other])
+    assert [[position for _, position, *_ in rows] for rows in llama.calls] == [[0, 1], [2, 3], [4], [0, 1]]
+    assert all(wants for rows in llama.calls for *_, wants in rows)
+    assert [context.params.flash_attn_type for context in llama.freed] == [0, 0]
+
+
+def test_a_context_that_breaks_is_freed(llama: FakeLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama, "llama_decode", lambda context, batch: -3)
+    with pytest.raises(PeerFailed, match="returned -3"):
+        LlamaPeer("model.gguf", 2, ()).surprises([3, 4])
+    assert len(llama.freed) == 1
+
+
+def test_surprise_is_what_the_softmax_says() -> None:
+    logits = np.array([[1.0, 2.0, 0.5], [900.0, 899.0, 0.0], [np.nan] * 3], dtype=np.float32)
+    first, second = surprises_of(logits, [2, 1])
+    assert math.exp(-first) == pytest.approx(math.exp(0.5) / (math.exp(1.0) + math.exp(2.0) + math.exp(0.5)))
+    assert math.exp(-second) == pytest.approx(1 / (1 + math.e))
+    assert surprises_of(logits, []) == []
+
+
+def test_scores_come_over_the_pipe(llama: FakeLlama) -> None:
+    opening = {"do": "open", "path": "model.gguf", "threads": 2, "text": []}
+    _, scored = _conversation(opening, {"do": "score", "token_ids": [3, 5, 6]})
+    assert len(scored["surprises"]) == 2
+    assert scored["surprises"][0] == pytest.approx(scored["surprises"][1] + 1)
 
 
 def test_a_refusal_is_a_reply_too(llama: FakeLlama) -> None:

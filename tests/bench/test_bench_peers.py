@@ -23,6 +23,7 @@ for line in sys.stdin:
         "prepare": {"flash_attention": True},
         "measure": {"error": "too hard"} if sessions == 55 else {"speed": 12.5},
         "release": {},
+        "score": {"surprises": [0.5] * (len(request.get("token_ids", [])) - 1)},
     }
     if request["do"] == "measure": time.sleep(0.05)
     print(json.dumps(replies[request["do"]]), flush=True)
@@ -42,6 +43,11 @@ def test_a_peer_is_a_side_in_another_process() -> None:
         peer.release()
         assert Path(f"/proc/{peer.pid}").exists()
     assert peer._process.returncode == 0
+
+
+def test_a_peer_scores_tokens() -> None:
+    with _peer() as peer:
+        assert peer.surprises((7, 8, 9)) == [0.5, 0.5]
 
 
 def test_our_own_work_while_the_peer_is_timed_is_seen() -> None:
@@ -95,8 +101,10 @@ def test_a_peer_that_ignores_the_end_is_stopped(monkeypatch: pytest.MonkeyPatch)
 
 def test_absent_peer_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'kakeya\[peers\]'"):
+    with pytest.raises(ConfigError, match=r"--peers needs llama.cpp; .* pip install 'kakeya\[peers\]'"):
         require_peer()
+    with pytest.raises(ConfigError, match="--part peer needs llama.cpp"):
+        require_peer(asked_by="--part peer")
 
 
 def test_only_a_gguf_file_can_be_compared(monkeypatch: pytest.MonkeyPatch) -> None:

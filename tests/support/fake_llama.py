@@ -1,5 +1,6 @@
 """A stand-in for the llama_cpp module. It refuses what llama.cpp does: gaps in a sequence, a full cache."""
 
+import ctypes
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ class FakeLlama:
     """Keeps the positions of every sequence; `slow_flash` decides which attention setting is slower."""
 
     __version__ = "0.0"
+    VOCABULARY = 12
     LLAMA_FLASH_ATTN_TYPE_DISABLED, LLAMA_FLASH_ATTN_TYPE_ENABLED = 0, 1
 
     def __init__(self, slow_flash: int = 0) -> None:
@@ -17,6 +19,7 @@ class FakeLlama:
         self.freed: list[SimpleNamespace] = []
         self.calls: list[list[tuple[int, int, int, bool]]] = []
         self.closed: list[str] = []
+        self.logits = (ctypes.c_float * 0)()
 
     @staticmethod
     def llama_log_callback(function: Any) -> Any:
@@ -40,6 +43,20 @@ class FakeLlama:
 
     def llama_context_default_params(self) -> SimpleNamespace:
         return SimpleNamespace()
+
+    def llama_model_get_vocab(self, model: str) -> str:
+        return "vocabulary"
+
+    def llama_vocab_n_tokens(self, vocabulary: str) -> int:
+        return self.VOCABULARY
+
+    def llama_get_logits(self, context: SimpleNamespace) -> Any:
+        """After every token the next higher one is expected, by one more than the others."""
+        rows = self.calls[-1]
+        self.logits = (ctypes.c_float * (len(rows) * self.VOCABULARY))()
+        for row, (token, *_) in enumerate(rows):
+            self.logits[row * self.VOCABULARY + token + 1] = 1.0
+        return ctypes.cast(self.logits, ctypes.POINTER(ctypes.c_float))
 
     def llama_batch_init(self, tokens: int, embeddings: int, sequences: int) -> SimpleNamespace:
         empty = [0] * tokens

@@ -1,4 +1,4 @@
-"""llama.cpp's side of `bench engine --peers`, in a process of its own.
+"""llama.cpp's side of `bench engine --peers` and `bench quality --part peer`, in a process of its own.
 
 It works as llama.cpp's own batched benchmark does: prompts in one batch, one cache stream per
 sequence, decode batches of one token a sequence, no sampling. Flash attention is tried on and off
@@ -15,11 +15,16 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, TextIO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kakeya.bench.plan import LEAD_IN, Case, DecodeCase, PromptCase
 from kakeya.bench.prose import stretch
 from kakeya.errors import ConfigError, PeerFailed
 
 BATCH = 2048
+# With a large vocabulary the logits of more rows at once would take much memory.
+SCORED_AT_ONCE = 128
 # Filling a long history takes the peer minutes. Beyond this one, the setting that won there is used.
 LONGEST_TRIED_HISTORY = 4096
 TRIES = 3
@@ -31,6 +36,7 @@ class _Context:
     def __init__(self, peer: "LlamaPeer", case: Case, *, flash: bool) -> None:
         self.case, self.flash = case, flash
         self._lib, self._text, self._batch = peer.lib, peer.text, peer.batch
+        self._vocabulary = peer.vocabulary
         self._handle = self._lib.llama_init_from_model(peer.model, _context_params(peer, case, flash=flash))
         if not self._handle:
             raise PeerFailed(f"llama.cpp could not make a context for {case.label}")
@@ -40,6 +46,16 @@ class _Context:
 
     def measure(self) -> float:
         return self._prompt(self.case) if isinstance(self.case, PromptCase) else self._decode(self.case)
+
+    def surprises(self, tokens: Sequence[int]) -> list[float]:
+        """How much each token but the first surprises the model, in nats."""
+        found: list[float] = []
+        for start in range(0, len(tokens), SCORED_AT_ONCE):
+            end = start + SCORED_AT_ONCE
+            block = tokens[start:end]
+            self._run([(token, position, 0, True) for position, token in enumerate(block, start)])
+            found += surprises_of(self._logits(len(block)), tokens[start + 1 : end + 1])
+        return found
 
     def free(self) -> None:
         self._lib.llama_free(self._handle)
@@ -74,6 +90,10 @@ class _Context:
         rows = [(token, position, 0, position == last) for position, token in enumerate(tokens)]
         for start in range(0, len(rows), BATCH):
             self._run(rows[start : start + BATCH])
+
+    def _logits(self, rows: int) -> NDArray[np.float32]:
+        """Those of the last batch [rows, vocab]; the library's own memory, until its next batch."""
+        return np.ctypeslib.as_array(self._lib.llama_get_logits(self._handle), shape=(rows, self._vocabulary))
 
     def _run(self, rows: Sequence[tuple[int, int, int, bool]]) -> None:
         """One `llama_decode` over rows of (token, position, sequence, wants logits)."""
@@ -111,6 +131,7 @@ class LlamaPeer:
         self.model = self.lib.llama_model_load_from_file(path.encode(), params)
         if not self.model:
             raise PeerFailed(f"llama.cpp could not open {path}")
+        self.vocabulary: int = self.lib.llama_vocab_n_tokens(self.lib.llama_model_get_vocab(self.model))
         self.batch = self.lib.llama_batch_init(BATCH, 0, 1)
         self._contexts: dict[Case, _Context] = {}
         self._flash_at_longest = True
@@ -135,6 +156,14 @@ class LlamaPeer:
     def measure(self, case: Case) -> float:
         return self._contexts[case].measure()
 
+    def surprises(self, tokens: Sequence[int]) -> list[float]:
+        """In a context of its own, without flash attention, which sums in 16 bits."""
+        context = _Context(self, PromptCase(len(tokens)), flash=False)
+        try:
+            return context.surprises(tokens)
+        finally:
+            context.free()
+
     def release(self) -> None:
         for context in self._contexts.values():
             context.free()
@@ -154,6 +183,16 @@ class LlamaPeer:
         for slower in contexts:
             slower.free()
         return chosen
+
+
+def surprises_of(logits: NDArray[np.float32], following: Sequence[int]) -> list[float]:
+    """How much each following token surprises, in nats; rows beyond the last of them are not looked at."""
+    rows = logits[: len(following)].astype(np.float64)
+    highest = rows.max(axis=1, keepdims=True)
+    totals = highest[:, 0] + np.log(np.exp(rows - highest).sum(axis=1))
+    chosen = rows[np.arange(len(following)), list(following)]
+    found: list[float] = (totals - chosen).tolist()
+    return found
 
 
 def _library() -> Any:
@@ -216,6 +255,8 @@ def _answer(peer: LlamaPeer, request: Mapping[str, Any]) -> dict[str, Any]:
     if request["do"] == "release":
         peer.release()
         return {}
+    if request["do"] == "score":
+        return {"surprises": peer.surprises(request["token_ids"])}
     case = case_from(request["case"])
     if request["do"] == "prepare":
         peer.prepare(case)

@@ -19,13 +19,13 @@ from kakeya.errors import ConfigError, PeerFailed
 WORKER = ("-m", "kakeya.bench.llama_peer")
 
 
-def require_peer(model_path: str | None = None) -> None:
-    """Refuse a comparison that cannot be made. Raises ConfigError naming what is missing."""
+def require_peer(model_path: str | None = None, *, asked_by: str = "--peers") -> None:
+    """Refuse a comparison that cannot be made. Raises ConfigError naming what is missing and who asked."""
     if find_spec("llama_cpp") is None:
-        raise ConfigError("--peers needs llama.cpp; install the extra: pip install 'kakeya[peers]'")
+        raise ConfigError(f"{asked_by} needs llama.cpp; install the extra: pip install 'kakeya[peers]'")
     if model_path is not None and Path(model_path).suffix != ".gguf":
         raise ConfigError(
-            f"--peers needs a model in one .gguf file, which llama.cpp can read, got {model_path}"
+            f"{asked_by} needs a model in one .gguf file, which llama.cpp can read, got {model_path}"
         )
 
 
@@ -61,6 +61,11 @@ class PeerProcess(LineProcess):
         self.our_cpu_share = max(self.our_cpu_share, share)
         self.resident_bytes = max(self.resident_bytes or 0, resident_bytes_of(self.pid) or 0)
         return speed
+
+    def surprises(self, token_ids: Sequence[int]) -> list[float]:
+        """How much each token but the first surprises the peer's model, in nats, in a context of its own."""
+        found: list[float] = self._ask({"do": "score", "token_ids": list(token_ids)})["surprises"]
+        return found
 
     def release(self) -> None:
         if self._process.poll() is None:

@@ -1,20 +1,22 @@
 """`kakeya bench quality`: what arithmetic costs, what bounded memory costs, and what it keeps.
 
-Three parts, each of which may be left out: `choices` of dtype, weights and kernels; `memory`, perplexity by
-place in a long history; `recall` of what was said some way back.
+Four parts, each of which may be left out: `choices` of dtype, weights and kernels; `memory`, perplexity by
+place in a long history; `recall` of what was said some way back; `peer`, perplexity beside llama.cpp's.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kakeya.bench import quality_choices, quality_memory, quality_recall
+from kakeya.bench import quality_choices, quality_memory, quality_peer, quality_recall
 from kakeya.bench.gates import Gate
 from kakeya.bench.long_text import LongText
 from kakeya.bench.machine import machine_facts, public_name
 from kakeya.bench.quality_choices import ChoicesBench
 from kakeya.bench.quality_memory import MemoryBench
 from kakeya.bench.quality_memory_results import memory_gates
+from kakeya.bench.quality_peer import PeerBench
+from kakeya.bench.quality_peer_results import peer_gates
 from kakeya.bench.quality_recall import RecallBench
 from kakeya.bench.quality_recall_results import recall_gates
 from kakeya.bench.quality_results import quality_gates
@@ -35,11 +37,13 @@ class QualityBench:
     choices: ChoicesBench | None = None
     memory: MemoryBench | None = None
     recall: RecallBench | None = None
+    peer: PeerBench | None = None
 
     @property
     def work(self) -> float:
         """How many tokens will be computed, roughly."""
-        return sum(part.work for part in (self.choices, self.memory, self.recall) if part is not None)
+        parts = (self.choices, self.memory, self.recall, self.peer)
+        return sum(part.work for part in parts if part is not None)
 
 
 def run(bench: QualityBench, show: Show, checkpoint: Callable[[Report], object]) -> Report:
@@ -65,6 +69,8 @@ def all_gates(results: dict[str, Any]) -> tuple[Gate, ...]:
         gates += memory_gates(results["memory"])
     if "recall" in results:
         gates += recall_gates(results["recall"])
+    if "peer" in results:
+        gates += peer_gates(results["peer"])
     return gates
 
 
@@ -78,6 +84,9 @@ def _measured(bench: QualityBench, token_ids: list[int], work: Work) -> Iterator
     if bench.recall is not None:
         for recall in quality_recall.measure(model, config, bench.recall, token_ids, work):
             yield {"recall": recall}
+    if bench.peer is not None:
+        for peer in quality_peer.measure(model, config, bench.peer, work):
+            yield {"peer": peer}
 
 
 def _tokens(bench: QualityBench) -> list[int]:
@@ -100,6 +109,8 @@ def _settings(bench: QualityBench, text_tokens: int) -> dict[str, Any]:
     settings: dict[str, Any] = {"model": public_name(bench.model), "engine": asdict(bench.config)}
     if bench.choices is not None:
         settings["choices"] = bench.choices.settings
+    if bench.peer is not None:
+        settings["peer"] = bench.peer.settings
     if text_tokens:
         settings["text"] = {**bench.text.facts, "tokens": text_tokens}
     for name, part in (("memory", bench.memory), ("recall", bench.recall)):

@@ -6,6 +6,7 @@ from typing import Any
 from kakeya.bench.chart import Chart, Series, bar_chart
 from kakeya.bench.page import Section, Table, render_page
 from kakeya.bench.quality_memory_page import memory_picture, memory_sections
+from kakeya.bench.quality_peer_page import peer_sections
 from kakeya.bench.quality_recall_page import recall_sections
 from kakeya.bench.quality_results import REFERENCE
 from kakeya.bench.report import Report
@@ -55,6 +56,8 @@ def quality_sections(results: Mapping[str, Any]) -> list[Section]:
         sections += memory_sections(results["memory"])
     if "recall" in results:
         sections += recall_sections(results["recall"])
+    if "peer" in results:
+        sections += peer_sections(results["peer"])
     return sections
 
 

@@ -16,11 +16,12 @@ DEFAULT_AGREEMENT_LIMIT = 0.95
 
 
 class Part(StrEnum):
-    """What there is to measure: arithmetic, perplexity over a long history, recall of what was said."""
+    """What there is to measure: arithmetic, long histories, recall of what was said, llama.cpp beside us."""
 
     CHOICES = "choices"
     MEMORY = "memory"
     RECALL = "recall"
+    PEER = "peer"
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,18 @@ if TYPE_CHECKING:
     from kakeya.bench.quality import QualityBench
     from kakeya.bench.quality_choices import ChoicesBench
     from kakeya.bench.quality_memory import MemoryBench
+    from kakeya.bench.quality_peer import PeerBench
     from kakeya.bench.quality_recall import RecallBench
 
 _MEMORY = "The part memory"
 _RECALL = "The part recall"
+_PEER = "The part peer"
+# Those that need nothing else installed.
+_USUAL = (Part.CHOICES, Part.MEMORY, Part.RECALL)
 
 Parts = Annotated[
     list[Part] | None,
-    typer.Option(help="What to measure; may be given more than once. All three when left out."),
+    typer.Option(help="What to measure; may be given more than once. All but peer when left out."),
 ]
 TextFile = Annotated[
     Path | None,
@@ -62,6 +66,14 @@ Distances = Annotated[
 ]
 Trials = Annotated[int, typer.Option(help="How often at each distance.", rich_help_panel=_RECALL)]
 Seed = Annotated[int, typer.Option(help="Which numbers in which prose.", rich_help_panel=_RECALL)]
+PeerTokens = Annotated[
+    int | None,
+    typer.Option(help="How much of the packaged text is scored; all when left out.", rich_help_panel=_PEER),
+]
+Also = Annotated[
+    list[Path] | None,
+    typer.Option(help="A .gguf file to compare as well; may be given more than once.", rich_help_panel=_PEER),
+]
 
 
 def register(bench: typer.Typer) -> None:
@@ -84,6 +96,8 @@ class QualityOptions:
     distances: Distances = "128,256,512,900,1500,3000,6000"
     trials: Trials = 10
     seed: Seed = 0
+    peer_tokens: PeerTokens = None
+    also: Also = None
     quick: Quick = False
     output: Output = Path("bench-quality.json")
     picture: Annotated[Path | None, typer.Option(help="Write perplexity over history as SVG.")] = None
@@ -92,7 +106,7 @@ class QualityOptions:
 
     @property
     def parts(self) -> frozenset[Part]:
-        return frozenset(self.part or Part)
+        return frozenset(self.part or _USUAL)
 
     @property
     def reads_at_length(self) -> bool:
@@ -109,6 +123,15 @@ class QualityOptions:
             self.memory()
         if Part.RECALL in self.parts:
             self.recall()
+        if Part.PEER in self.parts:
+            self.check_peer()
+        elif self.also:
+            raise ConfigError("--also names files for the part peer, which was not asked for")
+
+    def check_peer(self) -> None:
+        from kakeya.bench.quality_peer import check_files
+
+        check_files(self.peer().also)
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig() if self.threads is None else EngineConfig(threads=self.threads)
@@ -124,6 +147,7 @@ class QualityOptions:
             choices=self.choices() if Part.CHOICES in self.parts else None,
             memory=self.memory() if Part.MEMORY in self.parts else None,
             recall=self.recall() if Part.RECALL in self.parts else None,
+            peer=self.peer() if Part.PEER in self.parts else None,
         )
 
     def choices(self) -> "ChoicesBench":
@@ -149,6 +173,12 @@ class QualityOptions:
             return RecallBench(nearest_to_default([252]), distances=(32, 400), trials=1, seed=self.seed)
         bounded = nearest_to_default(numbers("windows", self.windows))
         return RecallBench(bounded, numbers("distances", self.distances), self.trials, self.seed)
+
+    def peer(self) -> "PeerBench":
+        from kakeya.bench.quality_peer import PeerBench
+
+        also = tuple(str(path) for path in self.also or ())
+        return PeerBench(also, most_tokens=48 if self.quick else self.peer_tokens)
 
 
 def quality(context: typer.Context, asked: QualityOptions) -> None:
