@@ -161,7 +161,7 @@ def test_the_facts_add_up(runtime: Runtime) -> None:
     assert facts.pool_bytes == 3 * facts.session_bytes
     assert facts.parameters == pytest.approx(134.5e6, rel=0.01)
     assert facts.kernels.startswith("native")
-    assert facts.weights == "int4 (layers), int8 (head)"
+    assert facts.weights == "Q4_1 (layers), Q8_0 (head)"
 
 
 def test_closing_can_wait_for_what_runs(default_model: Path) -> None:
