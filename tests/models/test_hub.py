@@ -451,8 +451,8 @@ def test_a_killed_pull_is_taken_up_by_the_next(tmp_path: Path) -> None:
         # The killed one's last request may still be on its way when the next begins.
         assert fake.downloads[-1] == ("m-Q4_K_M.gguf", f"bytes={kept}-")
     assert Path(again.stdout.strip()).read_bytes() == weights
-    assert again.stderr.splitlines() == [
-        "fetching m-Q4_K_M.gguf",
+    # What was left of it may be here before anybody could say so.
+    assert [line for line in again.stderr.splitlines() if not line.startswith("fetching")] == [
         "checking m-Q4_K_M.gguf",
         "org/name is Q4_K_M here; another quant is named as org/name:TAG",
     ]
