@@ -90,7 +90,7 @@ def _warm_up(ours: RuntimeSide, plan: Plan) -> None:
     """One untimed pass through the largest work of each kind, so that scratch memory is there."""
     for case in plan.largest_of_each_kind:
         ours.prepare(case)
-    ours.release()
+        ours.release()  # the next one's history is another session, and there is room for one batch only
 
 
 @contextmanager
