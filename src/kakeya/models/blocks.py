@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kakeya.errors import CorruptCheckpoint
+from kakeya.kernels.native import BLOCK_BYTES
 
 # Rows are expanded a slice at a time: on a CPU so that the temporaries stay in the cache, on a device so that
 # they stay small beside the model.
@@ -29,33 +30,39 @@ _MXFP4_LARGEST_EXPONENT = 252  # of which twelve halves are still a float32
 
 
 class BlockFormat(Enum):
-    """GGML's number of the format, columns and bytes of a block, where its float16 scale and minimum are.
+    """GGML's number of the format, and where a block has its float16 scale and minimum.
 
     MXFP4 has a power of two for a scale: one byte, the first.
     """
 
-    Q4_0 = (2, 32, 18, 0, None)
-    Q4_1 = (3, 32, 20, 0, 2)
-    Q5_0 = (6, 32, 22, 0, None)
-    Q5_1 = (7, 32, 24, 0, 2)
-    Q8_0 = (8, 32, 34, 0, None)
-    Q2_K = (10, 256, 84, 80, 82)
-    Q3_K = (11, 256, 110, 108, None)
-    Q4_K = (12, 256, 144, 0, 2)
-    Q5_K = (13, 256, 176, 0, 2)
-    Q6_K = (14, 256, 210, 208, None)
-    IQ4_NL = (20, 32, 18, 0, None)
-    IQ4_XS = (23, 256, 136, 0, None)
-    MXFP4 = (39, 32, 17, None, None)
+    Q4_0 = (2, 0, None)
+    Q4_1 = (3, 0, 2)
+    Q5_0 = (6, 0, None)
+    Q5_1 = (7, 0, 2)
+    Q8_0 = (8, 0, None)
+    Q2_K = (10, 80, 82)
+    Q3_K = (11, 108, None)
+    Q4_K = (12, 0, 2)
+    Q5_K = (13, 0, 2)
+    Q6_K = (14, 208, None)
+    IQ4_NL = (20, 0, None)
+    IQ4_XS = (23, 0, None)
+    MXFP4 = (39, None, None)
 
-    def __init__(
-        self, ggml_type: int, columns: int, nbytes: int, scale_at: int | None, minimum_at: int | None
-    ) -> None:
+    def __init__(self, ggml_type: int, scale_at: int | None, minimum_at: int | None) -> None:
         self.ggml_type = ggml_type
-        self.columns = columns
-        self.nbytes = nbytes
         self.scale_at = scale_at
         self.minimum_at = minimum_at
+
+    @property
+    def columns(self) -> int:
+        """Of one block."""
+        return BLOCK_BYTES[self.name][0]
+
+    @property
+    def nbytes(self) -> int:
+        """Of one block."""
+        return BLOCK_BYTES[self.name][1]
 
 
 @dataclass(frozen=True)

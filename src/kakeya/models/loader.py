@@ -151,20 +151,21 @@ class _Loader:
         return self._linear(_HEAD, stored)
 
     def _linear(self, name: str, matrix: StoredMatrix) -> Linear:
+        return self._linear_of([_part_name(name, index) for index in range(len(matrix.parts))], matrix)
+
+    def _linear_of(self, names: Sequence[str], matrix: StoredMatrix) -> Linear:
+        """`names`: those of the parts among what was packed."""
         kept = [self._keeps_blocks(part) for part in matrix.parts]
         if self._kernels is None or not any(kept):
             return self._own_linear(matrix)
         if all(kept):
-            return self._packed_linear(self._kernels, name, matrix)
-        return StackedLinear(
-            [self._linear(_part_name(name, index), part) for index, part in enumerate(matrix.split())]
-        )
+            return self._packed_linear(self._kernels, names, matrix)
+        parts = zip(names, matrix.split(), strict=True)
+        return StackedLinear([self._linear_of([name], part) for name, part in parts])
 
-    def _packed_linear(self, kernels: Kernels, name: str, matrix: StoredMatrix) -> Linear:
-        names = [_part_name(name, index) for index in range(len(matrix.parts))]
-        # A part of a matrix whose other parts are floats stands alone, under the name it has there.
-        parts = [self._packed[each if each in self._packed else name] for each in names]
+    def _packed_linear(self, kernels: Kernels, names: Sequence[str], matrix: StoredMatrix) -> Linear:
         formats = dict.fromkeys(part.format.name for part in matrix.parts if isinstance(part, BlockTensor))
+        parts = [self._packed[name] for name in names]
         return PackedLinear(kernels, parts, matrix.shape[1], matrix.bias, " and ".join(formats))
 
     def _own_linear(self, matrix: StoredMatrix) -> Linear:

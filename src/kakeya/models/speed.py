@@ -9,6 +9,7 @@ import torch
 
 from kakeya.kernels import Kernels, PackedMatrix, load
 from kakeya.models.fitting import Geometry
+from kakeya.models.quantized import GROUP
 from kakeya.types import KernelChoice
 
 COLUMNS = 8_192
@@ -17,7 +18,6 @@ COLUMNS = 8_192
 ROW_OUTPUTS, PROMPT_OUTPUTS = 24_576, 4_096
 PROMPT_ROWS = 128
 SECONDS = 0.25
-_GROUP = 32
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def measure(row_outputs: int = ROW_OUTPUTS, prompt_outputs: int = PROMPT_OUTPUTS
 
 
 def _weights(kernels: Kernels, outputs: int) -> PackedMatrix:
-    groups = (outputs, COLUMNS // _GROUP)
+    groups = (outputs, COLUMNS // GROUP)
     scale, minimum = torch.ones(groups, dtype=torch.float16), torch.zeros(groups, dtype=torch.float16)
     part = kernels.pack(4, torch.zeros((outputs, COLUMNS), dtype=torch.uint8), scale, minimum)
     return kernels.matrix([part], COLUMNS)
