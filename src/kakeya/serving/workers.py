@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -24,16 +24,16 @@ class Workers:
         return await asyncio.shield(loop.run_in_executor(self._pool, partial(function, *args, **kwargs)))
 
     async def call_or_undo(self, function: Callable[[], T], undo: Callable[[T], object]) -> T:
-        """Like `call`, but an answer that comes after the caller was cancelled is given to `undo`."""
-        loop = asyncio.get_running_loop()
-        answer = loop.run_in_executor(self._pool, function)
+        """Like `call`, but an answer that comes after the caller was cancelled is given to `undo`, even if
+        the event loop has ended by then."""
+        answer = self._pool.submit(function)
         try:
-            return await asyncio.shield(answer)
+            return await asyncio.shield(asyncio.wrap_future(answer))
         except asyncio.CancelledError:
             answer.add_done_callback(partial(self._undo, undo))
             raise
 
-    def _undo(self, undo: Callable[[T], object], answer: "asyncio.Future[T]") -> None:
+    def _undo(self, undo: Callable[[T], object], answer: Future[T]) -> None:
         if not answer.cancelled() and answer.exception() is None:
             with suppress(RuntimeError):  # closed: the engine is gone, and the answer with it
                 self._pool.submit(undo, answer.result())
