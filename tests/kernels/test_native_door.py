@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kakeya.errors import ConfigError
-from kakeya.kernels import Kernels, PackedMatrix, load
+from kakeya.kernels import Kernels, PackedMatrix, PackedPart, load
 from kakeya.types import KernelChoice
 
 
@@ -79,6 +79,10 @@ def matrix_of(kernels: Kernels) -> PackedMatrix:
     return kernels.matrix([kernels.pack(4, Q, HALF, HALF)], 64)
 
 
+def part_of(kernels: Kernels) -> PackedPart:
+    return kernels.pack_blocks("Q4_K", BLOCKS, 256)
+
+
 BAD_PACKS: dict[str, tuple[Callable[[Kernels], object], str]] = {
     "bits": (lambda k: k.pack(5, Q, HALF, HALF), "bits must be 4 or 8, got 5"),  # type: ignore[arg-type]
     "dtype": (lambda k: k.pack(4, Q.int(), HALF, HALF), "q must be uint8 .*got int32"),
@@ -96,8 +100,9 @@ BAD_PACKS: dict[str, tuple[Callable[[Kernels], object], str]] = {
         r"out must be .*\[2368\], got uint8 \[1024\]",
     ),
     "parts": (lambda k: k.matrix([k.pack(4, Q, HALF, HALF)], 96), "16 rows and 640 bytes has not 96 columns"),
-    "ids": (lambda k: k.dequantize_rows("Q4_K", BLOCKS, 256, IDS.int()), "ids must be contiguous int64"),
-    "id": (lambda k: k.dequantize_rows("Q4_K", BLOCKS, 256, IDS + 4), "ids must be from 0 to 3, got 4 to 4"),
+    "rows": (lambda k: k.dequantize_rows(part_of(k), 512, IDS), "4 rows and 2368 bytes has not 512 columns"),
+    "ids": (lambda k: k.dequantize_rows(part_of(k), 256, IDS.int()), "ids must be contiguous int64"),
+    "id": (lambda k: k.dequantize_rows(part_of(k), 256, IDS + 4), "ids must be from 0 to 3, got 4 to 4"),
 }
 X = torch.zeros(3, 64)
 BAD_ROWS: dict[str, tuple[Callable[[Kernels], object], str]] = {

@@ -79,9 +79,10 @@ def test_extreme_codes_and_activations_do_not_overflow(kernels: Kernels, name: s
 @pytest.mark.parametrize("name", FORMATS)
 def test_single_rows_are_what_the_format_defines(best: Kernels, name: str) -> None:
     raw, weights = blocks_of(name, 30, 512)
-    ids = torch.tensor([29, 0, 7, 7])
-    assert torch.equal(best.dequantize_rows(name, raw, 512, ids), weights[ids])
-    assert best.dequantize_rows(name, raw, 512, ids[:0]).shape == (0, 512)
+    part, ids = best.pack_blocks(name, raw, 512), torch.tensor([29, 0, 7, 7, 16, 15])
+    assert torch.equal(best.dequantize_rows(part, 512, ids), weights[ids])
+    assert torch.equal(best.dequantize_rows(part, 512, torch.arange(30)), weights)
+    assert best.dequantize_rows(part, 512, ids[:0]).shape == (0, 512)
 
 
 def test_parts_of_different_formats_stand_one_below_the_other(kernels: Kernels) -> None:

@@ -6,11 +6,18 @@ from gguf import GGMLQuantizationType as Kind
 
 from kakeya import kernels as native
 from kakeya.models.blocks import BlockFormat, BlockTensor
-from kakeya.models.embedding import BlockEmbedding, DenseEmbedding
+from kakeya.models.embedding import BlockEmbedding, DenseEmbedding, Embedding, PackedEmbedding
 from kakeya.types import KernelChoice
 from support import gguf_files
 
 IDS = torch.tensor([3, 0, 16, 3])
+
+
+def _embedding(table: BlockTensor, choice: KernelChoice) -> Embedding:
+    kernels = native.load(choice)
+    if kernels is None:
+        return BlockEmbedding(table)
+    return PackedEmbedding(kernels, kernels.pack_blocks(table.format.name, table.raw, 512), 512)
 
 
 @pytest.mark.parametrize("choice", [KernelChoice.TORCH, KernelChoice.NATIVE])
@@ -18,7 +25,7 @@ IDS = torch.tensor([3, 0, 16, 3])
 def test_rows_of_blocks(kind: Kind, choice: KernelChoice) -> None:
     raw = torch.from_numpy(gguf_files.random_blocks(kind, 17, 512))
     table = BlockTensor(BlockFormat[kind.name], raw)
-    rows = BlockEmbedding(table, native.load(choice))(IDS)
+    rows = _embedding(table, choice)(IDS)
     assert rows.dtype == torch.float32
     assert torch.equal(rows, table.dequantize()[IDS])
 

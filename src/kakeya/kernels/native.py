@@ -170,23 +170,22 @@ class Kernels:
     def matrix(self, parts: Sequence[PackedPart], columns: int) -> PackedMatrix:
         """Parts that multiply the same `columns` columns, one below the other."""
         for part in parts:
-            if part.data.numel() != self._native.packed_bytes(part.format, part.outputs, columns):
-                raise ValueError(
-                    f"a part of {part.outputs} rows and {part.nbytes} bytes has not {columns} columns"
-                )
+            self._check_columns(part, columns)
         places = [(part.data.data_ptr(), part.format, part.outputs) for part in parts]
         return PackedMatrix(tuple(parts), columns, self._native.Matrix(places, columns))
 
-    def dequantize_rows(self, block_format: str, blocks: Tensor, columns: int, ids: Tensor) -> Tensor:
-        """The rows `ids` (int64 [n]) of a matrix of GGML blocks, float32 [n, columns]."""
-        code, rows = _format_of(block_format), _block_rows(block_format, blocks, columns)
+    def dequantize_rows(self, part: PackedPart, columns: int, ids: Tensor) -> Tensor:
+        """The rows `ids` (int64 [n]) of packed weights, float32 [n, columns], exactly as their format
+        defines them."""
+        self._check_columns(part, columns)
         if ids.dtype is not torch.int64 or ids.dim() != 1 or not ids.is_contiguous():
             raise ValueError(f"ids must be contiguous int64 [n], got {_describe(ids)}")
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
-            raise ValueError(f"ids must be from 0 to {rows - 1}, got {int(ids.min())} to {int(ids.max())}")
+        last = part.outputs - 1
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) <= last:
+            raise ValueError(f"ids must be from 0 to {last}, got {int(ids.min())} to {int(ids.max())}")
         y = torch.empty((ids.shape[0], columns), dtype=_FLOAT)
         self._native.dequantize_rows(
-            code, columns, blocks.data_ptr(), ids.data_ptr(), ids.shape[0], y.data_ptr()
+            part.format, columns, part.data.data_ptr(), ids.data_ptr(), ids.shape[0], y.data_ptr()
         )
         return y
 
@@ -319,6 +318,12 @@ class Kernels:
         for tables in {id(four): four for four in attention.tables}.values():
             _check_angles(tables, (rows, shape.head_dim // 2))
         self._native.run_network(network.handle, *attention.arguments(), rows, hidden.data_ptr())
+
+    def _check_columns(self, part: PackedPart, columns: int) -> None:
+        if part.nbytes != self._native.packed_bytes(part.format, part.outputs, columns):
+            raise ValueError(
+                f"a part of {part.outputs} rows and {part.nbytes} bytes has not {columns} columns"
+            )
 
     def _check_heads(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         rows, heads, head_dim = q.shape

@@ -1,4 +1,4 @@
-"""The table of token embeddings: dense, or in a file's own blocks, expanded row by row as they are read."""
+"""The table of token embeddings: dense, or in a file's own numbers, dequantized as rows are read."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kakeya.kernels import Kernels
+from kakeya.kernels import Kernels, PackedPart
 from kakeya.models.blocks import BlockTensor
 
 
@@ -31,12 +31,20 @@ class DenseEmbedding:
 class BlockEmbedding:
     """Rows of quantized blocks, which stay in the file."""
 
-    def __init__(self, table: BlockTensor, kernels: Kernels | None) -> None:
+    def __init__(self, table: BlockTensor) -> None:
         self._table = table
-        self._kernels = kernels
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        table = self._table
-        if self._kernels is None:
-            return BlockTensor(table.format, table.raw[token_ids]).dequantize(torch.float32)
-        return self._kernels.dequantize_rows(table.format.name, table.raw, table.shape[1], token_ids)
+        return BlockTensor(self._table.format, self._table.raw[token_ids]).dequantize(torch.float32)
+
+
+class PackedEmbedding:
+    """Rows of weights packed for the kernels. A head that shares the table reads the same memory."""
+
+    def __init__(self, kernels: Kernels, table: PackedPart, hidden: int) -> None:
+        self._kernels = kernels
+        self._table = table
+        self._hidden = hidden
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return self._kernels.dequantize_rows(self._table, self._hidden, token_ids)

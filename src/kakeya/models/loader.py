@@ -11,7 +11,7 @@ from kakeya.kernels import Kernels, PackedPart
 from kakeya.models.blocks import BlockTensor
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.models.decoder import Decoder, FusedLayers, Layer
-from kakeya.models.embedding import BlockEmbedding, DenseEmbedding, Embedding
+from kakeya.models.embedding import BlockEmbedding, DenseEmbedding, Embedding, PackedEmbedding
 from kakeya.models.fused import fused_network
 from kakeya.models.linear import (
     FLOAT_NAMES,
@@ -38,7 +38,7 @@ from kakeya.types import DType, Numerics, WeightFormat
 
 _ASKED_BITS: dict[WeightFormat, Bits] = {WeightFormat.INT4: 4, WeightFormat.INT8: 8}
 _AS_STORED = (WeightFormat.AUTO, WeightFormat.NATIVE)
-_HEAD = "head"
+_TABLE, _HEAD = "embedding", "head"
 
 
 def load_decoder(
@@ -84,7 +84,7 @@ class _Loader:
         table = self._tensors.embedding()
         layers = [self._tensors.layer(index) for index in range(self._config.num_layers)]
         head = self._tensors.untied_head()
-        self._pack({_HEAD: head or table} | _matrices(layers))
+        self._pack({_TABLE: table} | ({} if head is None else {_HEAD: head}) | _matrices(layers))
         embedding = self._embedding(table)
         loaded = [self._layer(index, layer) for index, layer in enumerate(layers)]
         decoder = Decoder(
@@ -93,7 +93,7 @@ class _Loader:
             embedding,
             loaded,
             self._tensors.final_norm(),
-            self._head(head or table, embedding if head is None else None),
+            self._tied_head(table, embedding) if head is None else self._linear(_HEAD, head),
             self._tensors.num_parameters,
             self._fused(loaded),
         )
@@ -123,11 +123,13 @@ class _Loader:
 
     def _embedding(self, table: StoredMatrix) -> Embedding:
         (stored,) = table.parts
-        if self._keeps_blocks(stored):
-            if not self._config.tied_head:  # as a head it is checked when it is packed or expanded
-                stored.check()
-            return BlockEmbedding(stored, self._kernels)
-        return DenseEmbedding(self._floats(table.parts))
+        if not self._keeps_blocks(stored):
+            return DenseEmbedding(self._floats(table.parts))
+        if self._kernels is not None:
+            return PackedEmbedding(self._kernels, self._packed[_part_name(_TABLE, 0)], table.shape[1])
+        if not self._config.tied_head:  # as a head it is checked when it is expanded
+            stored.check()
+        return BlockEmbedding(stored)
 
     def _layer(self, index: int, stored: StoredLayer) -> Layer:
         return Layer(
@@ -144,11 +146,11 @@ class _Loader:
             scalar=stored.scalar,
         )
 
-    def _head(self, stored: StoredMatrix, embedding: Embedding | None) -> Linear:
-        """`embedding`: the table that the head shares, if it does."""
-        if isinstance(embedding, DenseEmbedding) and self._bits(stored.parts) is None:
+    def _tied_head(self, table: StoredMatrix, embedding: Embedding) -> Linear:
+        """The head that multiplies by the embedding's table, in the same memory where both can read it."""
+        if isinstance(embedding, DenseEmbedding) and self._bits(table.parts) is None:
             return self._dense(embedding.table, None)
-        return self._linear(_HEAD, stored)
+        return self._linear(_TABLE, table)
 
     def _linear(self, name: str, matrix: StoredMatrix) -> Linear:
         return self._linear_of([_part_name(name, index) for index in range(len(matrix.parts))], matrix)

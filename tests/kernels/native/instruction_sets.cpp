@@ -82,8 +82,9 @@ struct Case {
   std::vector<float> weights() const {
     std::vector<float> w(static_cast<std::size_t>(outputs * columns));
     for (std::size_t block = 0; block * static_cast<std::size_t>(block_columns(format)) < w.size(); ++block) {
-      dequantize_block(format, raw.data() + block * static_cast<std::size_t>(block_bytes(format)),
-                       w.data() + block * static_cast<std::size_t>(block_columns(format)));
+      DecodedBlock decoded;
+      decode_block(format, raw.data() + block * static_cast<std::size_t>(block_bytes(format)), decoded);
+      dequantize_block(format, decoded, w.data() + block * static_cast<std::size_t>(block_columns(format)));
     }
     return w;
   }

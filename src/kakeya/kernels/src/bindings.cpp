@@ -53,8 +53,8 @@ bool pack_blocks(int format, std::int64_t outputs, std::int64_t columns, Address
   return kakeya::pack_blocks(format_at(format), outputs, columns, at<std::uint8_t>(blocks), at<std::uint8_t>(out));
 }
 
-void dequantize_rows(int format, std::int64_t columns, Address blocks, Address ids, std::int64_t count, Address y) {
-  kakeya::dequantize_rows(format_at(format), columns, at<std::uint8_t>(blocks), at<std::int64_t>(ids), count,
+void dequantize_rows(int format, std::int64_t columns, Address tiles, Address ids, std::int64_t count, Address y) {
+  kakeya::dequantize_rows(format_at(format), columns, at<std::uint8_t>(tiles), at<std::int64_t>(ids), count,
                           at<float>(y));
 }
 

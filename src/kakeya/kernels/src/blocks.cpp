@@ -33,9 +33,8 @@ void fifth_bits(const std::uint8_t* bits, std::uint8_t* codes) {
   for (int i = 0; i < kGroup; ++i) codes[i] = static_cast<std::uint8_t>(codes[i] | (high >> i & 1u) << 4);
 }
 
-void scale_of(const std::uint8_t* half, DecodedBlock& out) {
-  out.scale_bits = half_at(half);
-  out.scale = float_from_half(out.scale_bits);
+float scale_of(Format format, const DecodedBlock& block) {
+  return format == Format::kMXFP4 ? float_from(power_of_two_bits(block.exponent)) : float_from_half(block.scale_bits);
 }
 
 void decode_q2_k(const std::uint8_t* block, DecodedBlock& out) {
@@ -44,7 +43,7 @@ void decode_q2_k(const std::uint8_t* block, DecodedBlock& out) {
     out.minima[i] = block[i] >> 4;
   }
   for (int i = 0; i < kChunk; ++i) out.codes[i] = block[16 + 32 * (i / 128) + i % 32] >> 2 * (i / 32 % 4) & 3;
-  scale_of(block + 80, out);
+  out.scale_bits = half_at(block + 80);
   out.minimum_bits = half_at(block + 82);
 }
 
@@ -58,7 +57,7 @@ void decode_q3_k(const std::uint8_t* block, DecodedBlock& out) {
     const int four = i < 8 ? scales[i] & 0x0f : scales[i - 8] >> 4, two = scales[8 + i % 4] >> 2 * (i / 4) & 3;
     out.scales[i] = static_cast<std::int8_t>((four | two << 4) - 32);
   }
-  scale_of(block + 108, out);
+  out.scale_bits = half_at(block + 108);
 }
 
 // Eight scales and eight minima of six bits in twelve bytes, as Q4_K and Q5_K have them.
@@ -72,14 +71,14 @@ void six_bit_factors(const std::uint8_t* packed, DecodedBlock& out) {
 }
 
 void decode_q4_k(const std::uint8_t* block, DecodedBlock& out) {
-  scale_of(block, out);
+  out.scale_bits = half_at(block);
   out.minimum_bits = half_at(block + 2);
   six_bit_factors(block + 4, out);
   for (int i = 0; i < 4; ++i) low_and_high_nibbles(block + 16 + 32 * i, 32, out.codes + 64 * i);
 }
 
 void decode_q5_k(const std::uint8_t* block, DecodedBlock& out) {
-  scale_of(block, out);
+  out.scale_bits = half_at(block);
   out.minimum_bits = half_at(block + 2);
   six_bit_factors(block + 4, out);
   const std::uint8_t *high = block + 16, *low = block + 48;
@@ -99,11 +98,11 @@ void decode_q6_k(const std::uint8_t* block, DecodedBlock& out) {
     out.codes[i] = static_cast<std::uint8_t>(out.codes[i] | two << 4);
   }
   std::memcpy(out.scales, block + 192, 16);
-  scale_of(block + 208, out);
+  out.scale_bits = half_at(block + 208);
 }
 
 void decode_iq4_xs(const std::uint8_t* block, DecodedBlock& out) {
-  scale_of(block, out);
+  out.scale_bits = half_at(block);
   const int high = half_at(block + 2);
   for (int i = 0; i < kUnits; ++i) {
     const int four = block[4 + i / 2] >> 4 * (i % 2) & 0x0f, two = high >> 2 * i & 3;
@@ -149,29 +148,28 @@ int block_bytes(Format format) {
 void decode_block(Format format, const std::uint8_t* block, DecodedBlock& out) {
   switch (format) {
     case Format::kAffine4:
-      scale_of(block, out);
+      out.scale_bits = half_at(block);
       out.minimum_bits = half_at(block + 2);
       return low_and_high_nibbles(block + 4, 16, out.codes);
     case Format::kQ4_0:
     case Format::kIQ4_NL:
-      scale_of(block, out);
+      out.scale_bits = half_at(block);
       return low_and_high_nibbles(block + 2, 16, out.codes);
     case Format::kQ5_0:
-      scale_of(block, out);
+      out.scale_bits = half_at(block);
       low_and_high_nibbles(block + 6, 16, out.codes);
       return fifth_bits(block + 2, out.codes);
     case Format::kQ5_1:
-      scale_of(block, out);
+      out.scale_bits = half_at(block);
       out.minimum_bits = half_at(block + 2);
       low_and_high_nibbles(block + 8, 16, out.codes);
       return fifth_bits(block + 4, out.codes);
     case Format::kQ8_0:
-      scale_of(block, out);
+      out.scale_bits = half_at(block);
       std::memcpy(out.codes, block + 2, kGroup);
       return;
     case Format::kMXFP4:
       out.exponent = block[0];
-      out.scale = float_from(power_of_two_bits(block[0]));
       return low_and_high_nibbles(block + 1, 16, out.codes);
     case Format::kQ2_K: return decode_q2_k(block, out);
     case Format::kQ3_K: return decode_q3_k(block, out);
@@ -187,25 +185,24 @@ void decode_block(Format format, const std::uint8_t* block, DecodedBlock& out) {
 bool has_finite_weights(Format format, const DecodedBlock& block) {
   constexpr std::uint16_t kExponent = 0x7c00;  // all set in infinities and NaNs
   constexpr float kLargestMXFP4 = 0x1p124f;    // twelve of which are still a float32
-  if (format == Format::kMXFP4) return block.scale <= kLargestMXFP4;
+  if (format == Format::kMXFP4) return scale_of(format, block) <= kLargestMXFP4;
   const bool has_minimum = layout_of(format).own_minimum;
   return (block.scale_bits & kExponent) != kExponent && (!has_minimum || (block.minimum_bits & kExponent) != kExponent);
 }
 
-void dequantize_block(Format format, const std::uint8_t* block, float* weights) {
-  DecodedBlock decoded;
-  decode_block(format, block, decoded);
+void dequantize_block(Format format, const DecodedBlock& block, float* weights) {
   const Layout layout = layout_of(format);
-  const float minimum = layout.own_minimum ? float_from_half(decoded.minimum_bits) : 0.0f;
+  const float scale = scale_of(format, block);
+  const float minimum = layout.own_minimum ? float_from_half(block.minimum_bits) : 0.0f;
   for (int i = 0; i < block_columns(format); ++i) {
-    const float code = weight_of(format, decoded.codes[i]);
+    const float code = weight_of(format, block.codes[i]);
     if (!layout.super) {
-      weights[i] = layout.own_minimum ? decoded.scale * code + minimum : decoded.scale * code;
+      weights[i] = layout.own_minimum ? scale * code + minimum : scale * code;
       continue;
     }
     const int group = i / layout.group;
-    const float scaled = decoded.scale * static_cast<float>(decoded.scales[group]) * code;
-    weights[i] = layout.own_minimum ? scaled - minimum * static_cast<float>(decoded.minima[group]) : scaled;
+    const float scaled = scale * static_cast<float>(block.scales[group]) * code;
+    weights[i] = layout.own_minimum ? scaled - minimum * static_cast<float>(block.minima[group]) : scaled;
   }
 }
 

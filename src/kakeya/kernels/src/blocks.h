@@ -15,7 +15,6 @@ struct DecodedBlock {
   std::uint16_t scale_bits;    // float16
   std::uint16_t minimum_bits;  // float16
   std::uint8_t exponent;       // MXFP4's scale
-  float scale;                 // the scale as a number
 };
 
 // Columns and bytes of one block in a file. There are no files of our affine formats but Q4_1's, read as kAffine4.
@@ -28,6 +27,6 @@ void decode_block(Format format, const std::uint8_t* block, DecodedBlock& out);
 bool has_finite_weights(Format format, const DecodedBlock& block);
 
 // The block's weights: exactly what its format defines, in float32.
-void dequantize_block(Format format, const std::uint8_t* block, float* weights);
+void dequantize_block(Format format, const DecodedBlock& block, float* weights);
 
 }  // namespace kakeya

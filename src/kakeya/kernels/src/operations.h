@@ -18,8 +18,8 @@ void pack_codes(Format format, std::int64_t outputs, std::int64_t columns, const
 bool pack_blocks(Format format, std::int64_t outputs, std::int64_t columns, const std::uint8_t* blocks,
                  std::uint8_t* tiles);
 
-// y [count, columns]: the rows `ids` of a matrix of such blocks, in float32.
-void dequantize_rows(Format format, std::int64_t columns, const std::uint8_t* blocks, const std::int64_t* ids,
+// y [count, columns]: the rows `ids` of a packed matrix, in float32, exactly as their format defines them.
+void dequantize_rows(Format format, std::int64_t columns, const std::uint8_t* tiles, const std::int64_t* ids,
                      std::int64_t count, float* y);
 
 // A matrix in parts of different formats, one below the other.

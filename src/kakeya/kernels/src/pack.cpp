@@ -94,6 +94,71 @@ void store_tile(Format format, const DecodedBlock* rows, std::uint8_t* out) {
   }
 }
 
+// One row of a unit: what `gather_unit` and `store_unit` did, undone.
+void load_unit_row(const std::uint8_t* unit, int bits, int row, std::uint8_t* codes) {
+  for (int i = 0; i < kGroup; ++i) {
+    const int c = i / 4;
+    const std::uint8_t* plane = unit + 4 * row + i % 4;
+    if (bits == 8) {
+      codes[i] = plane[kLineBytes * c];
+      continue;
+    }
+    int code = 0, shift = 0;
+    if (bits >= 4) {
+      code = plane[kLineBytes * (c % 4)] >> 4 * (c / 4) & 0x0f;
+      plane += 4 * kLineBytes;
+      shift = 4;
+    }
+    if ((bits - shift) & 2) {
+      code |= (plane[kLineBytes * (c / 4)] >> 2 * (c % 4) & 3) << shift;
+      plane += 2 * kLineBytes;
+      shift += 2;
+    }
+    if ((bits - shift) & 1) code |= (plane[0] >> c & 1) << shift;
+    codes[i] = static_cast<std::uint8_t>(code);
+  }
+}
+
+void load_small_header(Format format, const std::uint8_t* tile, int row, DecodedBlock& out) {
+  if (scale_bytes(format) == 1) {
+    out.exponent = tile[row];
+  } else {
+    std::memcpy(&out.scale_bits, tile + 2 * row, 2);
+  }
+  if (layout_of(format).own_minimum) std::memcpy(&out.minimum_bits, tile + 2 * (kTileRows + row), 2);
+}
+
+void load_super_header(Format format, const std::uint8_t* tile, int row, DecodedBlock& out) {
+  const bool minima = layout_of(format).own_minimum;
+  const std::uint8_t* factors = tile + 2 * kTileRows * (minima ? 2 : 1);
+  std::memcpy(&out.scale_bits, tile + 2 * row, 2);
+  if (minima) std::memcpy(&out.minimum_bits, tile + 2 * (kTileRows + row), 2);
+  for (int group = 0; group < kChunk / layout_of(format).group; ++group) {
+    const int at = 2 * kTileRows * (group / 2) + 2 * row + group % 2;
+    if (factors_share_bytes(format)) {
+      out.scales[group] = static_cast<std::int8_t>(factors[at] & 0x0f);
+      out.minima[group] = factors[at] >> 4;
+    } else {
+      out.scales[group] = static_cast<std::int8_t>(factors[at]);
+      if (minima) out.minima[group] = factors[factor_bytes(format) + at];
+    }
+  }
+}
+
+// One row of a tile as the block it was packed from.
+void load_row(Format format, const std::uint8_t* tile, int row, DecodedBlock& out) {
+  const bool super = layout_of(format).super;
+  if (super) {
+    load_super_header(format, tile, row, out);
+  } else {
+    load_small_header(format, tile, row, out);
+  }
+  tile += super ? super_header_bytes(format) : small_header_bytes(format);
+  for (int unit = 0; unit < (super ? kUnits : 1); ++unit, tile += unit_bytes(format)) {
+    load_unit_row(tile, layout_of(format).bits, row, out.codes + kGroup * unit);
+  }
+}
+
 // Calls read(row, tile column, block) for the rows of every tile, then stores it. Rows beyond the last are zero.
 template <class Read>
 void pack_tiles(Format format, std::int64_t outputs, std::int64_t columns, std::uint8_t* tiles, const Read& read) {
@@ -138,13 +203,16 @@ bool pack_blocks(Format format, std::int64_t outputs, std::int64_t columns, cons
   return all_finite.load();
 }
 
-void dequantize_rows(Format format, std::int64_t columns, const std::uint8_t* blocks, const std::int64_t* ids,
+void dequantize_rows(Format format, std::int64_t columns, const std::uint8_t* tiles, const std::int64_t* ids,
                      std::int64_t count, float* y) {
-  const std::int64_t bytes = block_bytes(format), width = block_columns(format), across = columns / width;
+  const std::int64_t bytes = tile_bytes(format), width = tile_columns(format), across = columns / width;
   ThreadPool::shared().run(static_cast<int>(count), count * columns, [&](int task) {
-    const std::uint8_t* row = blocks + ids[task] * across * bytes;
+    const std::uint8_t* tile = tiles + ids[task] / kTileRows * across * bytes;
+    const int row = static_cast<int>(ids[task] % kTileRows);
+    DecodedBlock block;
     for (std::int64_t at = 0; at < across; ++at) {
-      dequantize_block(format, row + at * bytes, y + task * columns + at * width);
+      load_row(format, tile + at * bytes, row, block);
+      dequantize_block(format, block, y + task * columns + at * width);
     }
   });
 }
