@@ -2,11 +2,6 @@
 Triton's interpreter, which has a process of its own (test_gpu_interpreted.py)."""
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +9,6 @@ import torch
 from kakeya.kernels.gpu import GpuKernels, load_gpu_kernels
 from kakeya.types import KernelChoice
 from support.gpu_bench import Bench
-from support.interpreting import interpreting
 
 _CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -59,21 +53,5 @@ _INTERPRETED = "test_triton_kernels_in_the_interpreter"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What waits for the interpreter comes last, when it has long been done."""
-    items.sort(key=lambda item: item.name == _INTERPRETED)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def interpreted(request: pytest.FixtureRequest) -> Iterator["subprocess.Popen[str] | None"]:
-    """The process that runs this folder's cases in the interpreter, while others take their turns here."""
-    wanted = any(item.name == _INTERPRETED for item in request.session.items)
-    # Not imported to find out: that must wait for the process below.
-    if not wanted or "TRITON_INTERPRET" in os.environ or find_spec("triton") is None:
-        yield None
-        return
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).parent)]
-    with subprocess.Popen(
-        ["nice", *command], env=interpreting(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        yield process
-        process.kill()
+    """The interpreter takes minutes, so it begins at once: others take their turns beside it (`make test`)."""
+    items.sort(key=lambda item: item.name != _INTERPRETED)
