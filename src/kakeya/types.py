@@ -172,7 +172,8 @@ Event = TruncatedEvent | TokenEvent | DoneEvent | FailedEvent
 class TokenizerFiles:
     """All a text front end needs: the tokenizer, the chat template and the special tokens."""
 
-    tokenizer_json: str
+    tokenizer_json: bytes
+    """UTF-8: as text a large vocabulary takes four bytes a character."""
     chat_template: str | None = None
     bos_token: str | None = None
     eos_token: str | None = None

@@ -173,7 +173,7 @@ def test_the_server_says_what_it_is(stub: Any, runtime: Runtime) -> None:
 def test_the_tokenizer_comes_whole(stub: Any, runtime: Runtime) -> None:
     files = byte_level_files()
     said = stub.GetTokenizer(pb.GetTokenizerRequest())
-    assert said.tokenizer_json == runtime.tokenizer.files.tokenizer_json
+    assert said.tokenizer_json == runtime.tokenizer.files.tokenizer_json.decode()
     assert said.chat_template == files.chat_template
     assert said.eos_token == files.eos_token
     assert not said.HasField("bos_token")

@@ -95,7 +95,7 @@ def metadata_of(tokenizer: tokenizers.Tokenizer, pre: str) -> dict[str, Any]:
 
 
 def encode(metadata: Mapping[str, Any], text: str, *, bos: bool = False) -> list[int]:
-    tokenizer = tokenizers.Tokenizer.from_str(tokenizer_files(metadata).tokenizer_json)
+    tokenizer = tokenizers.Tokenizer.from_buffer(tokenizer_files(metadata).tokenizer_json)
     return list(tokenizer.encode(text, add_special_tokens=bos).ids)
 
 
@@ -107,7 +107,7 @@ def byte_level() -> dict[str, Any]:
 @pytest.mark.parametrize("pre", ["gpt-2", "olmo", "smollm", "refact", "starcoder", *PATTERNS])
 def test_byte_level_ids_agree_with_the_trained_tokenizer(pre: str) -> None:
     reference = trained(pre)
-    rebuilt = tokenizers.Tokenizer.from_str(tokenizer_files(metadata_of(reference, pre)).tokenizer_json)
+    rebuilt = tokenizers.Tokenizer.from_buffer(tokenizer_files(metadata_of(reference, pre)).tokenizer_json)
     for text in [*SAMPLES, "<|start|>hi<|end|> 12<|end|>"]:
         expected = reference.encode(text, add_special_tokens=False).ids
         assert rebuilt.encode(text, add_special_tokens=False).ids == expected
@@ -123,7 +123,7 @@ def test_the_ways_to_cut_differ(byte_level: dict[str, Any]) -> None:
 
 
 def words(metadata: Mapping[str, Any], pre: str, texts: list[str]) -> list[list[str]]:
-    built = tokenizers.Tokenizer.from_str(
+    built = tokenizers.Tokenizer.from_buffer(
         tokenizer_files({**metadata, "tokenizer.ggml.pre": pre}).tokenizer_json
     )
     assert built.pre_tokenizer is not None
@@ -191,7 +191,7 @@ def test_user_defined_tokens_are_one_id_but_text(byte_level: dict[str, Any]) -> 
     types = list(byte_level["tokenizer.ggml.token_type"])
     types[2] = 4
     files = tokenizer_files({**byte_level, "tokenizer.ggml.token_type": types})
-    tokenizer = tokenizers.Tokenizer.from_str(files.tokenizer_json)
+    tokenizer = tokenizers.Tokenizer.from_buffer(files.tokenizer_json)
     assert tokenizer.encode("<unk>", add_special_tokens=False).ids == [2]
     assert tokenizer.decode([2, 0], skip_special_tokens=True) == "<unk>"
 
@@ -267,7 +267,7 @@ def sentencepiece_oracle(metadata: Mapping[str, Any], text: str) -> list[int]:
 SPACED = sentencepiece_metadata()
 UNSPACED = sentencepiece_metadata(space_prefix=False)
 BUILT = [
-    (metadata, tokenizers.Tokenizer.from_str(tokenizer_files(metadata).tokenizer_json))
+    (metadata, tokenizers.Tokenizer.from_buffer(tokenizer_files(metadata).tokenizer_json))
     for metadata in (SPACED, UNSPACED)
 ]
 
@@ -294,7 +294,7 @@ def test_any_scores_agree_with_sentencepieces_rule(pieces: list[str], texts: lis
         "tokenizer.ggml.scores": [0.0] * len(PIECES) + [-float(rank) for rank in range(len(ordered))],
         "tokenizer.ggml.add_space_prefix": False,
     }
-    tokenizer = tokenizers.Tokenizer.from_str(tokenizer_files(metadata).tokenizer_json)
+    tokenizer = tokenizers.Tokenizer.from_buffer(tokenizer_files(metadata).tokenizer_json)
     for text in texts:
         assert tokenizer.encode(text).ids == sentencepiece_oracle(metadata, text)
 
@@ -331,7 +331,7 @@ def test_user_defined_spaces_win_over_merges() -> None:
     text = "the   \n\n\n\nfox"
     ids = encode(metadata, text)
     assert ids == [*encode(UNSPACED, "the"), spaces, lines, *encode(UNSPACED, "fox")]
-    assert tokenizers.Tokenizer.from_str(tokenizer_files(metadata).tokenizer_json).decode(ids) == text
+    assert tokenizers.Tokenizer.from_buffer(tokenizer_files(metadata).tokenizer_json).decode(ids) == text
 
 
 def test_without_byte_tokens_the_unknown_token_stands_in() -> None:
@@ -369,7 +369,7 @@ def test_pieces_with_merges_of_their_own() -> None:
         "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.ggml.add_bos_token": True,
     }
-    rebuilt = tokenizers.Tokenizer.from_str(tokenizer_files(metadata).tokenizer_json)
+    rebuilt = tokenizers.Tokenizer.from_buffer(tokenizer_files(metadata).tokenizer_json)
     for text in [*SAMPLES, "Ω unseen Ж"]:
         ids = rebuilt.encode(text, add_special_tokens=False).ids
         assert ids == reference.encode(text, add_special_tokens=False).ids

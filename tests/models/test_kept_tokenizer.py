@@ -9,7 +9,7 @@ from kakeya.models.checkpoint import open_checkpoint
 from kakeya.models.kept_tokenizer import kept_tokenizer_files
 from kakeya.types import TokenizerFiles
 
-FILES = TokenizerFiles("{}", chat_template="{{ messages }}", bos_token="<s>", eos_token="</s>")
+FILES = TokenizerFiles(b"{}", chat_template="{{ messages }}", bos_token="<s>", eos_token="</s>")
 
 
 class Maker:
@@ -47,7 +47,17 @@ def test_other_code_makes_it_anew(maker: Maker, monkeypatch: pytest.MonkeyPatch,
     assert maker.calls == 2
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"tokenizer_json": "{}", "colour": "red"}'])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "{\n",
+        "[]\n{}",
+        "{}\n{}",
+        '{"tokenizer_bytes": 3}\n{}',
+        '{"tokenizer_bytes": 2, "colour": "red"}\n{}',
+    ],
+)
 def test_a_damaged_one_is_made_anew(maker: Maker, damage: str) -> None:
     kept_tokenizer_files("one", {})
     kept_tokenizer._place("one").write_text(damage)

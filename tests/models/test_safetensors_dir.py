@@ -62,13 +62,13 @@ def test_tokenizer_files(directory: Path) -> None:
         "chat_template": "{{ messages }}",
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    expected = TokenizerFiles('{"é": 1}', "{{ messages }}", "<s>", "</s>", None, None)
+    expected = TokenizerFiles('{"é": 1}'.encode(), "{{ messages }}", "<s>", "</s>", None, None)
     assert open_checkpoint(directory).tokenizer_files() == expected
 
 
 def test_tokenizer_without_settings(directory: Path) -> None:
     (directory / "tokenizer.json").write_text("{}")
-    assert open_checkpoint(directory).tokenizer_files() == TokenizerFiles("{}")
+    assert open_checkpoint(directory).tokenizer_files() == TokenizerFiles(b"{}")
 
 
 def test_chat_template_among_several(directory: Path) -> None:

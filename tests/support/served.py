@@ -23,9 +23,9 @@ def write_chat_model(directory: Path, vocab_size: int | None = None) -> Path:
     Its own vocabulary may be padded to `vocab_size`.
     """
     files = byte_level_files()
-    size = vocab_size or tokenizers.Tokenizer.from_str(files.tokenizer_json).get_vocab_size()
+    size = vocab_size or tokenizers.Tokenizer.from_buffer(files.tokenizer_json).get_vocab_size()
     write_llama(directory, vocab_size=size, eos_token_id=0)
-    (directory / "tokenizer.json").write_text(files.tokenizer_json)
+    (directory / "tokenizer.json").write_bytes(files.tokenizer_json)
     settings = {"chat_template": files.chat_template, "eos_token": files.eos_token}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     return directory

@@ -28,7 +28,7 @@ def byte_level_files() -> TokenizerFiles:
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_tokens([AddedToken("ïĠ", normalized=False)])
-    return TokenizerFiles(tokenizer.to_str(), chat_template=TEMPLATE, eos_token="<|end|>")
+    return TokenizerFiles(tokenizer.to_str().encode(), chat_template=TEMPLATE, eos_token="<|end|>")
 
 
 def sentencepiece_files() -> TokenizerFiles:
@@ -57,4 +57,4 @@ def sentencepiece_files() -> TokenizerFiles:
         single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return TokenizerFiles(tokenizer.to_str(), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    return TokenizerFiles(tokenizer.to_str().encode(), bos_token="<s>", eos_token="</s>", unk_token="<unk>")

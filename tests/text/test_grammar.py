@@ -39,10 +39,10 @@ TOOLS = [WEATHER, CLOCK]
 
 
 def with_tags(files: TokenizerFiles, *, special: bool) -> TokenizerFiles:
-    encoder = tokenizers.Tokenizer.from_str(files.tokenizer_json)
+    encoder = tokenizers.Tokenizer.from_buffer(files.tokenizer_json)
     tags = [AddedToken(tag, special=special, normalized=False) for tag in ("<tool_call>", "</tool_call>")]
     (encoder.add_special_tokens if special else encoder.add_tokens)(tags)
-    return TokenizerFiles(encoder.to_str(), eos_token=files.eos_token)
+    return TokenizerFiles(encoder.to_str().encode(), eos_token=files.eos_token)
 
 
 VOCABULARIES: dict[str, Callable[[], TokenizerFiles]] = {
@@ -151,7 +151,7 @@ def with_merges(files: TokenizerFiles) -> TokenizerFiles:
         data["model"]["vocab"][left + right] = max(data["model"]["vocab"].values()) + 1
         data["model"]["merges"].append([left, right])
     data["added_tokens"] = [token for token in data["added_tokens"] if token["special"]]
-    return TokenizerFiles(json.dumps(data), eos_token=files.eos_token)
+    return TokenizerFiles(json.dumps(data).encode(), eos_token=files.eos_token)
 
 
 @pytest.mark.parametrize("files", [byte_level_files, sentencepiece_files])

@@ -25,7 +25,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 def library(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_str(tokenizer.files.tokenizer_json)
+    return tokenizers.Tokenizer.from_buffer(tokenizer.files.tokenizer_json)
 
 
 @BOTH
@@ -98,7 +98,7 @@ def test_an_added_token_is_not_written_in_the_byte_alphabet() -> None:
 def test_a_token_outside_the_byte_alphabet_stands_for_itself() -> None:
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "日 ": 1}, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
-    assert Tokenizer(TokenizerFiles(tokenizer.to_str())).decode([0, 1]) == "a日 "
+    assert Tokenizer(TokenizerFiles(tokenizer.to_str().encode())).decode([0, 1]) == "a日 "
 
 
 @pytest.mark.parametrize("scheme", ["always", "first", "never"])
@@ -106,7 +106,7 @@ def test_a_metaspace_decoder_drops_the_space_it_added(scheme: Any) -> None:
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab={"▁": 0, "a": 1, "▁a": 2}, merges=[("▁", "a")]))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
-    built = Tokenizer(TokenizerFiles(tokenizer.to_str()))
+    built = Tokenizer(TokenizerFiles(tokenizer.to_str().encode()))
     assert built.encode("a a") == ([1, 2] if scheme == "never" else [2, 2])
     assert built.decode(built.encode("a a")) == tokenizer.decode(built.encode("a a")) == "a a"
 
@@ -128,7 +128,7 @@ def test_settings_of_a_training_run_do_not_cut_or_pad() -> None:
     tokenizer = library(BYTE_LEVEL)
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=50)
-    built = Tokenizer(replace(BYTE_LEVEL.files, tokenizer_json=tokenizer.to_str()))
+    built = Tokenizer(replace(BYTE_LEVEL.files, tokenizer_json=tokenizer.to_str().encode()))
     text = "the quick brown fox"
     for special in (True, False):
         assert built.encode(text, special=special) == BYTE_LEVEL.encode(text)
@@ -153,7 +153,7 @@ def test_a_model_without_a_template_says_so() -> None:
 @pytest.mark.parametrize("text", ["", "{}", "nonsense", '{"model": 5}'])
 def test_a_broken_file_is_refused(text: str) -> None:
     with pytest.raises(CorruptCheckpoint, match=r"tokenizer\.json cannot be read"):
-        Tokenizer(TokenizerFiles(text))
+        Tokenizer(TokenizerFiles(text.encode()))
 
 
 @pytest.mark.parametrize("name", ["bos", "eos"])
@@ -169,7 +169,7 @@ def test_a_decoder_that_is_not_understood_is_refused_by_name(decoder: Any, named
     content = json.loads(BYTE_LEVEL.files.tokenizer_json)
     content["decoder"] = decoder and json.loads(decoder.__getstate__())
     with pytest.raises(UnsupportedModel, match=named):
-        Tokenizer(TokenizerFiles(json.dumps(content)))
+        Tokenizer(TokenizerFiles(json.dumps(content).encode()))
 
 
 def test_text_never_imports_torch() -> None:

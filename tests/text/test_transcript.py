@@ -47,7 +47,7 @@ def byte_tokenizer(template: str) -> Tokenizer:
     encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     encoder.decoder = decoders.ByteLevel()
     encoder.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
-    return Tokenizer(TokenizerFiles(encoder.to_str(), template, bos_token="<s>", eos_token="</s>"))
+    return Tokenizer(TokenizerFiles(encoder.to_str().encode(), template, bos_token="<s>", eos_token="</s>"))
 
 
 def converse(

@@ -98,4 +98,4 @@ def tiny_tokenizer() -> TokenizerFiles:
         "decoder": byte_level,
         "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [], "dropout": None, "unk_token": None},
     }
-    return TokenizerFiles(json.dumps(files))
+    return TokenizerFiles(json.dumps(files).encode())

@@ -24,7 +24,7 @@ async def fetch_tokenizer(connection: Connection) -> Tokenizer:
 
 def _files(reply: pb.GetTokenizerResponse) -> TokenizerFiles:
     return TokenizerFiles(
-        tokenizer_json=reply.tokenizer_json,
+        tokenizer_json=reply.tokenizer_json.encode(),
         chat_template=reply.chat_template or None,
         bos_token=reply.bos_token if reply.HasField("bos_token") else None,
         eos_token=reply.eos_token if reply.HasField("eos_token") else None,

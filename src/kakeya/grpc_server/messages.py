@@ -141,7 +141,7 @@ def server_info(runtime: "Runtime") -> pb.GetServerInfoResponse:
 
 def tokenizer(files: TokenizerFiles) -> pb.GetTokenizerResponse:
     return pb.GetTokenizerResponse(
-        tokenizer_json=files.tokenizer_json,
+        tokenizer_json=files.tokenizer_json.decode(),
         chat_template=files.chat_template or "",
         bos_token=files.bos_token,
         eos_token=files.eos_token,

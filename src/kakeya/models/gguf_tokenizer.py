@@ -84,7 +84,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> TokenizerFiles:
     if _optional(metadata, "add_bos_token", bool, adds_bos and vocabulary.bos is not None):
         _prepend_bos(tokenizer, vocabulary)
     return TokenizerFiles(
-        tokenizer_json=tokenizer.to_str(),
+        tokenizer_json=tokenizer.to_str().encode(),
         chat_template=_chat_template(metadata),
         bos_token=vocabulary.text(vocabulary.bos),
         eos_token=vocabulary.text(vocabulary.eos),

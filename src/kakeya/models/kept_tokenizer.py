@@ -14,6 +14,8 @@ from kakeya.types import TokenizerFiles
 
 log = logging.getLogger(__name__)
 
+_SIZE = "tokenizer_bytes"
+
 
 def kept_tokenizer_files(metadata_digest: str, metadata: Mapping[str, Any]) -> TokenizerFiles:
     """What `gguf_tokenizer.tokenizer_files` makes of the metadata with this digest, or made before.
@@ -22,8 +24,8 @@ def kept_tokenizer_files(metadata_digest: str, metadata: Mapping[str, Any]) -> T
     """
     path = _place(metadata_digest)
     try:
-        return TokenizerFiles(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # not there, or not whole
+        return _read(path)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):  # not there, or not whole
         made = gguf_tokenizer.tokenizer_files(metadata)
     try:
         _keep(path, made)
@@ -36,11 +38,23 @@ def _place(metadata_digest: str) -> Path:
     # The code that made it is part of the name: another one may write another tokenizer.
     code = Path(gguf_tokenizer.__file__).read_bytes()
     name = hashlib.sha256(metadata_digest.encode() + code).hexdigest()
-    return store.cache_dir() / "tokenizers" / f"{name}.json"
+    return store.cache_dir() / "tokenizers" / f"{name}.tokenizer"
+
+
+def _read(path: Path) -> TokenizerFiles:
+    """A line of JSON with everything but the tokenizer itself, and then that."""
+    line, tokenizer_json = path.read_bytes().split(b"\n", 1)
+    rest = json.loads(line)
+    if rest.pop(_SIZE) != len(tokenizer_json):
+        raise ValueError("the tokenizer was cut short")
+    return TokenizerFiles(tokenizer_json, **rest)
 
 
 def _keep(path: Path, files: TokenizerFiles) -> None:
+    rest = asdict(files)
+    tokenizer_json = rest.pop("tokenizer_json")
+    rest[_SIZE] = len(tokenizer_json)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as temporary:
-        json.dump(asdict(files), temporary)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as temporary:
+        temporary.write(json.dumps(rest).encode() + b"\n" + tokenizer_json)
     Path(temporary.name).replace(path)

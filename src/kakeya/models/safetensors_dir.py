@@ -78,7 +78,7 @@ class SafetensorsDirectory:
         )
         fields = Fields(settings, str(self.path / "tokenizer_config.json"))
         return TokenizerFiles(
-            tokenizer_json=_read_text(self.path / "tokenizer.json"),
+            tokenizer_json=_read_text(self.path / "tokenizer.json").encode(),
             chat_template=self._chat_template(fields),
             bos_token=_special_token(fields, "bos_token"),
             eos_token=_special_token(fields, "eos_token"),

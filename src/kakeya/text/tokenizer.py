@@ -168,9 +168,9 @@ class Tokenizer:
         return int(token_id)
 
 
-def _load(tokenizer_json: str) -> tokenizers.Tokenizer:
+def _load(tokenizer_json: bytes) -> tokenizers.Tokenizer:
     try:
-        encoder = tokenizers.Tokenizer.from_str(tokenizer_json)
+        encoder = tokenizers.Tokenizer.from_buffer(tokenizer_json)
     except Exception as error:  # the library raises bare Exception for anything wrong with the text
         raise CorruptCheckpoint(f"tokenizer.json cannot be read: {error}") from error
     # Some published files carry the settings of a training run: never cut or pad a user's text.

@@ -53,5 +53,5 @@ _INTERPRETED = "test_triton_kernels_in_the_interpreter"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The interpreter takes minutes, so it begins at once: others take their turns beside it (`make test`)."""
+    """The interpreter takes minutes, so it begins at once; others run beside it (`make test`)."""
     items.sort(key=lambda item: item.name != _INTERPRETED)

@@ -205,35 +205,55 @@ KAKEYA_INLINE Factors second_factors(const Pairs& pairs) {
 // Integer sums may be taken in any order, and a compiler left to choose forms all products first, in memory.
 KAKEYA_INLINE void add_in_this_order(__m256i& lo, __m256i& hi) { asm("" : "+x"(lo), "+x"(hi)); }
 
+// Sums of two neighbouring products, 16 bits each.
+struct PairSums {
+  __m256i lo, hi;
+};
+template <bool kWide>
+KAKEYA_INLINE PairSums pair_sums(const Bytes& line, const std::int8_t* x) {
+  const __m256i four = _mm256_set1_epi32(int_from_bytes(x));
+  if constexpr (kWide) {  // |w| times x with the sign of w: 2 * 128 * 127 fits
+    return {_mm256_maddubs_epi16(_mm256_abs_epi8(line.lo), _mm256_sign_epi8(four, line.lo)),
+            _mm256_maddubs_epi16(_mm256_abs_epi8(line.hi), _mm256_sign_epi8(four, line.hi))};
+  }
+  return {_mm256_maddubs_epi16(line.lo, four), _mm256_maddubs_epi16(line.hi, four)};
+}
+KAKEYA_INLINE PairSums operator+(PairSums a, PairSums b) {
+  return {_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)};
+}
+KAKEYA_INLINE Sums operator+(Sums a, Sums b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+KAKEYA_INLINE Sums times(const PairSums& sums, const Factors& factors) {
+  return {_mm256_madd_epi16(sums.lo, factors.lo), _mm256_madd_epi16(sums.hi, factors.hi)};
+}
+
 // dots += factors * (lines [kFirst, kLast) of a unit . the same columns of each row of x)
 template <bool kWide, int kSummed, int kFirst, int kLast, int kRows>
 KAKEYA_INLINE void add_dots(const UnitLines& unit, const RoundedBlock* x, int index, const Factors& factors, Sums dots[kRows]) {
   KAKEYA_UNROLL
   for (int first = kFirst; first < kLast; first += kSummed) {
-    __m256i lo[kRows], hi[kRows];
-    KAKEYA_UNROLL
-    for (int c = first; c < first + kSummed; ++c) {
-      const Bytes line = unit.line[c];
+    if constexpr (kSummed <= 2) {  // few lines stay in registers beside the dots, so each row is finished at once
       KAKEYA_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        const __m256i four = _mm256_set1_epi32(int_from_bytes(x[r].values + kGroup * index + 4 * c));
-        __m256i low, high;  // sums of two products
-        if constexpr (kWide) {  // |w| times x with the sign of w: 2 * 128 * 127 fits
-          low = _mm256_maddubs_epi16(_mm256_abs_epi8(line.lo), _mm256_sign_epi8(four, line.lo));
-          high = _mm256_maddubs_epi16(_mm256_abs_epi8(line.hi), _mm256_sign_epi8(four, line.hi));
-        } else {
-          low = _mm256_maddubs_epi16(line.lo, four);
-          high = _mm256_maddubs_epi16(line.hi, four);
-        }
-        lo[r] = c == first ? low : _mm256_add_epi16(lo[r], low);
-        hi[r] = c == first ? high : _mm256_add_epi16(hi[r], high);
-        add_in_this_order(lo[r], hi[r]);
+        const std::int8_t* values = x[r].values + kGroup * index + 4 * first;
+        PairSums sums = pair_sums<kWide>(unit.line[first], values);
+        if constexpr (kSummed == 2) sums = sums + pair_sums<kWide>(unit.line[first + 1], values + 4);
+        dots[r] = dots[r] + times(sums, factors);
+        add_in_this_order(dots[r].lo, dots[r].hi);
       }
-    }
-    KAKEYA_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      dots[r].lo = _mm256_add_epi32(dots[r].lo, _mm256_madd_epi16(lo[r], factors.lo));
-      dots[r].hi = _mm256_add_epi32(dots[r].hi, _mm256_madd_epi16(hi[r], factors.hi));
+    } else {
+      PairSums sums[kRows];
+      KAKEYA_UNROLL
+      for (int c = first; c < first + kSummed; ++c) {
+        const Bytes line = unit.line[c];
+        KAKEYA_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          const PairSums products = pair_sums<kWide>(line, x[r].values + kGroup * index + 4 * c);
+          sums[r] = c == first ? products : sums[r] + products;
+          add_in_this_order(sums[r].lo, sums[r].hi);
+        }
+      }
+      KAKEYA_UNROLL
+      for (int r = 0; r < kRows; ++r) dots[r] = dots[r] + times(sums[r], factors);
     }
   }
 }
