@@ -36,13 +36,14 @@ test: $(DEV) ## run every test with branch coverage (ARGS="-k name" for some)
 	@$(BIN)/kakeya pull $(MODEL) > /dev/null
 	$(BIN)/python -m pytest --cov $(WORKERS) $(ARGS)
 
-check: $(DEV) ## lint, format, types, import rules
+check: $(DEV) ## lint, format, types, import rules, names in the docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory check-proto
 	$(BIN)/python scripts/api_docs.py --check
+	$(BIN)/python scripts/check_docs.py
 
 format: $(DEV) ## put the code into the house format
 	$(BIN)/ruff check --fix .
@@ -67,10 +68,10 @@ bench: $(RUNTIME) ## measure the engine (ARGS="--peers" beside llama.cpp)
 	@$(BIN)/kakeya bench engine --model $(MODEL) $(ARGS)
 
 # Both run to their end, so that one failed gate does not hide the other's.
-review: $(RUNTIME) ## five minutes of one session and a small ramp of agents; fails with their gates
+review: $(RUNTIME) ## five minutes of one conversation and a small ramp of agents; fails with their gates
 	@$(BIN)/kakeya pull $(MODEL) > /dev/null
 	@failed=0; \
-	  $(BIN)/kakeya bench session --model $(MODEL) --duration-s 300 --output bench-review-session.json || failed=1; \
+	  $(BIN)/kakeya bench conversation --model $(MODEL) --duration-s 300 --output bench-review-conversation.json || failed=1; \
 	  $(BIN)/kakeya bench capacity --model $(MODEL) --levels 1,8,32 --output bench-review-capacity.json || failed=1; \
 	  exit $$failed
 

@@ -17,6 +17,8 @@ from support.runtimes import tiny_runtime
 
 # Tests never look a model up on a hub; libraries that would like to are told so.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Nor do they find the models that a developer has in the hub's own cache.
+os.environ["HF_HUB_CACHE"] = "/nonexistent"
 
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)

@@ -41,7 +41,7 @@ def test_a_session_can_be_followed_through_its_lines(open_tiny: OpenTiny, lines:
     session = runtime.create_session(eos_token_ids=(), client_label="mine", request_id="r0")
     runtime.append(session, [5, 9, 22])
     answer(runtime, session, 3, request_id="r1")
-    copy = runtime.fork(session)
+    copy, _ = runtime.fork(session)
     runtime.close_session(session)
     entries = [json.loads(line) for line in written()]
     told = [(entry["message"], entry.get("session_id"), entry.get("request_id")) for entry in entries]

@@ -126,7 +126,7 @@ def test_evictions_follow_commits(watched: Watched, tmp_path: Path) -> None:
     answer(runtime, session, 3)
     runtime.append(session, [4, 5])
     assert watched.value("evicted_tokens_total") == 4
-    copy = runtime.fork(session)
+    copy, _ = runtime.fork(session)
     runtime.export_session(session, tmp_path / "saved")
     imported, _ = runtime.import_session(tmp_path / "saved")
     assert watched.value("evicted_tokens_total") == 4
@@ -195,8 +195,9 @@ def start(runtime: Runtime, session_id: str) -> object:
     from kakeya.engine.stream import EventStream
     from kakeya.types import SamplingParams
 
-    request = Request(EventStream(runtime._engine._inbox.wake), 1, SamplingParams())
-    return runtime._engine._generate(sequence_of(runtime, session_id), request)
+    stream = EventStream(runtime._engine._inbox.wake)
+    runtime._engine._queue(Request(sequence_of(runtime, session_id), stream, 1, SamplingParams()))
+    return stream
 
 
 def test_a_request_cancelled_while_it_waits_runs_no_more(open_tiny: OpenTiny) -> None:

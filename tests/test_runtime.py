@@ -115,7 +115,8 @@ def test_a_session_of_another_geometry_is_refused(
 
 def test_a_fork_shares_the_past_alone(runtime: Runtime, session: str) -> None:
     runtime.append(session, runtime.tokenizer.chat_ids(QUESTION))
-    copy = runtime.fork(session)
+    copy, length = runtime.fork(session)
+    assert length == runtime.info(session).history_length
     runtime.append(session, [5, 6])
     assert runtime.info(copy).history_length + 2 == runtime.info(session).history_length
     runtime.close_session(copy)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kakeya import runtime as runtime_module
+from kakeya import loading, runtime as runtime_module
 from kakeya.config import Quotas, RuntimeConfig
 from kakeya.errors import Unavailable
 from kakeya.metrics import Metrics
@@ -20,7 +20,7 @@ OpenTiny = Callable[..., Runtime]
 
 @pytest.fixture(autouse=True)
 def breakable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_module, "open_backend", open_breakable)
+    monkeypatch.setattr(loading, "open_backend", open_breakable)
 
 
 def test_quotas_and_gauges_of_what_ran_are_wound_back(open_tiny: OpenTiny) -> None:
@@ -38,7 +38,7 @@ def test_quotas_and_gauges_of_what_ran_are_wound_back(open_tiny: OpenTiny) -> No
             list(stream)
     assert runtime.ended.result(20) == REASON
     assert runtime.drain(20)
-    usage = runtime._desk._limits._owners[LOCAL_OWNER]
+    usage = runtime._limits._owners[LOCAL_OWNER]
     assert usage.requests == 0
     value = metrics.registry.get_sample_value
     assert (value("kakeya_requests_running"), value("kakeya_requests_waiting")) == (0, 0)

@@ -1,6 +1,7 @@
 """Settings: a bad value is named, with what would be right."""
 
 import math
+from dataclasses import asdict
 
 import pytest
 
@@ -37,6 +38,26 @@ def test_the_engine_names_what_is_wrong(name: str, value: int, backend: BackendC
 def test_a_budget_must_hold_a_block() -> None:
     with pytest.raises(ConfigError, match="max_batch_tokens must be at least prefill_block, 128, got 64"):
         EngineConfig(max_batch_tokens=64)
+    with pytest.raises(ConfigError, match="max_batch_tokens must be at least prefill_block, 512, got 256"):
+        EngineConfig(prefill_block=512)
+
+
+@pytest.mark.parametrize(
+    ("backend", "block", "step"),
+    [
+        (BackendChoice.AUTO, 128, 256),
+        (BackendChoice.CPU, 128, 256),
+        (BackendChoice.CUDA, 2048, 2560),
+    ],
+)
+def test_what_nobody_asked_for_follows_the_backend(backend: BackendChoice, block: int, step: int) -> None:
+    config = EngineConfig(backend=backend, capacity=300)
+    assert (config.prefill_block, config.max_batch_tokens) == (None, None)
+    assert (config.block_tokens, config.step_tokens) == (block, step)
+    complete = config.resolved()
+    assert (complete.prefill_block, complete.max_batch_tokens) == (block, step)
+    assert complete.resolved() == complete
+    assert None not in asdict(complete).values()
 
 
 def test_slots_are_sink_window_and_spare() -> None:

@@ -1,7 +1,7 @@
 """Frozen settings. Complete at construction; a bad value is named with what would be right."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from ipaddress import ip_address
 from pathlib import Path
@@ -42,12 +42,8 @@ class CacheConfig:
         return self.capacity + self.spare
 
 
-class _Unasked(int):
-    """A number that nobody asked for: a backend may have a better one."""
-
-
-_CPU_BLOCK, _CPU_BATCH = _Unasked(128), _Unasked(256)
-# A device of some hundred TFLOP/s wants large products.
+_CPU_BLOCK, _CPU_BATCH = 128, 256
+# A device of some hundred TFLOP/s wants large matmuls.
 _CUDA_BLOCK = 2048
 # Rows beside a block, one for each session: in whole 256s, for more sessions than a device is given unasked.
 _CUDA_BESIDE, _CUDA_MOST_BESIDE = 256, 6144
@@ -57,10 +53,11 @@ _CUDA_BESIDE, _CUDA_MOST_BESIDE = 256, 6144
 class EngineConfig:
     """How the engine runs: backend, numerics, batching and queues.
 
-    `prefill_block` and `max_batch_tokens` depend on the backend where they are left out; on CUDA a block then
-    fits into a step beside a token of every session. A block is computed whole or not at all: where the
-    sessions that decode leave no room for it, it goes before them in its turn, and the next one waits
-    until each of them has been given as many tokens.
+    `prefill_block` and `max_batch_tokens` are what was asked for. Where they are None, the backend and the
+    capacity decide: `block_tokens` and `step_tokens` are the numbers that hold. On CUDA a block then fits
+    into a step beside a token of every session. A block is computed whole or not at all: where the sessions
+    that decode leave no room for it, it goes before them in its turn, and the next one waits until each of
+    them has been given as many tokens.
     """
 
     backend: BackendChoice = BackendChoice.AUTO
@@ -71,38 +68,46 @@ class EngineConfig:
     weights: WeightFormat = WeightFormat.AUTO
     kernels: KernelChoice = KernelChoice.AUTO
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
-    prefill_block: int = _CPU_BLOCK
-    max_batch_tokens: int = _CPU_BATCH
+    prefill_block: int | None = None
+    max_batch_tokens: int | None = None
     max_waiting: int = 4096
 
     def __post_init__(self) -> None:
         _positive("capacity", self.capacity, most=2**20)
         _positive("threads", self.threads, most=1024)
-        _positive("prefill_block", self.prefill_block, most=2**16)
-        _positive("max_batch_tokens", self.max_batch_tokens, most=2**20)
+        if self.prefill_block is not None:
+            _positive("prefill_block", self.prefill_block, most=2**16)
+        if self.max_batch_tokens is not None:
+            _positive("max_batch_tokens", self.max_batch_tokens, most=2**20)
         _positive("max_waiting", self.max_waiting)
-        if self.backend is BackendChoice.CUDA:
-            self._enlarge()
-        if self.max_batch_tokens < self.prefill_block:
+        if self.step_tokens < self.block_tokens:
             raise ConfigError(
-                f"max_batch_tokens must be at least prefill_block, {self.prefill_block}, "
-                f"got {self.max_batch_tokens}"
+                f"max_batch_tokens must be at least prefill_block, {self.block_tokens}, "
+                f"got {self.step_tokens}"
             )
 
     @property
-    def asked_batch_tokens(self) -> int | None:
-        """`max_batch_tokens` if somebody asked for it, None where the backend decides."""
-        return None if isinstance(self.max_batch_tokens, _Unasked) else self.max_batch_tokens
+    def block_tokens(self) -> int:
+        """Tokens of a prompt that are computed together."""
+        if self.prefill_block is not None:
+            return self.prefill_block
+        if self.backend is not BackendChoice.CUDA:
+            return _CPU_BLOCK
+        return _CUDA_BLOCK if self.max_batch_tokens is None else min(_CUDA_BLOCK, self.max_batch_tokens)
 
-    def _enlarge(self) -> None:
-        """What suits CUDA, in place of what nobody asked for."""
-        asked = self.asked_batch_tokens
-        if isinstance(self.prefill_block, _Unasked):
-            block = _CUDA_BLOCK if asked is None else min(_CUDA_BLOCK, asked)
-            object.__setattr__(self, "prefill_block", _Unasked(block))
-        if asked is None:
-            beside = min(-(-self.capacity // _CUDA_BESIDE) * _CUDA_BESIDE, _CUDA_MOST_BESIDE)
-            object.__setattr__(self, "max_batch_tokens", _Unasked(self.prefill_block + beside))
+    @property
+    def step_tokens(self) -> int:
+        """The most tokens of one step."""
+        if self.max_batch_tokens is not None:
+            return self.max_batch_tokens
+        if self.backend is not BackendChoice.CUDA:
+            return _CPU_BATCH
+        beside = min(-(-self.capacity // _CUDA_BESIDE) * _CUDA_BESIDE, _CUDA_MOST_BESIDE)
+        return self.block_tokens + beside
+
+    def resolved(self) -> "EngineConfig":
+        """The same with every number written out, as reports have it."""
+        return replace(self, prefill_block=self.block_tokens, max_batch_tokens=self.step_tokens)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Prometheus metrics: what the engine and the sessions do, counted as it happens.
 
-`Metrics` is what the engine calls its observer. Gauges that describe sessions are read from the
+`Metrics` is the engine's observer. Gauges that describe sessions are read from the
 sessions themselves when somebody asks.
 """
 
@@ -9,13 +9,15 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from kakeya.observer import EngineObserver
+
 SESSION_STATES = ("idle", "generating", "failed")
 # A laptop's decode step takes milliseconds, a long prompt on it minutes.
 _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
-class Metrics:
+class Metrics(EngineObserver):
     """One server's metrics, on a registry of their own unless one is given."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:

@@ -1,9 +1,8 @@
-"""Wires the rooms together: a model, an engine, a tokenizer and the sessions over them."""
+"""The door: the calls that servers, the command line and users make on sessions over one loaded model."""
 
-import ctypes
+import logging
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -13,17 +12,22 @@ from torch import Tensor
 from kakeya.config import DEFAULT_MODEL, EngineConfig, RuntimeConfig
 from kakeya.engine.constraint import Constraint
 from kakeya.engine.engine import Engine
-from kakeya.engine.observer import Unobserved
-from kakeya.engine.opening import OpenedBackend, chosen_backend, open_backend
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.scoring import score_blocks, score_tokens
+from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.state import on_device, on_host, read_state, write_state
 from kakeya.engine.stream import EventStream
-from kakeya.errors import Unavailable
-from kakeya.models.catalogue import resolve
-from kakeya.models.checkpoint import Checkpoint, open_checkpoint
-from kakeya.models.config import ModelConfig
-from kakeya.sessions import SessionDesk, Sweeper
+from kakeya.errors import SessionNotFound, Unavailable
+from kakeya.loading import LoadedModel, load_model
+from kakeya.models.checkpoint import Checkpoint
+from kakeya.observer import UNOBSERVED, EngineObserver
+from kakeya.sessions.answers import Answers, Call
+from kakeya.sessions.generating import GenerateListener, admission_result
+from kakeya.sessions.limits import Limits
+from kakeya.sessions.recording import RecordedStream
+from kakeya.sessions.session import Session, check_label, describe_open
+from kakeya.sessions.store import SessionStore
+from kakeya.sessions.sweep import Sweeper
 from kakeya.text import Tokenizer
 from kakeya.tracing import Tracing
 from kakeya.types import RuntimeFacts, SamplingParams, SessionInfo, TokenEvent
@@ -31,81 +35,80 @@ from kakeya.types import RuntimeFacts, SamplingParams, SessionInfo, TokenEvent
 if TYPE_CHECKING:
     from kakeya.metrics import Metrics  # a front end's, which brings it
 
+log = logging.getLogger(__name__)
+
 LOCAL_OWNER = "local"
-# Who talks to a runtime in its own process closes its sessions itself.
+# Whoever talks to a runtime in its own process closes its sessions itself.
 _LOCAL = RuntimeConfig(session_idle_ttl_s=None)
 
 
 class Runtime:
-    """Sessions over one loaded model: create, append, generate, info, close.
+    """Sessions over one loaded model. `Runtime.open` loads one and starts its engine.
 
-    Methods may be called from any thread; each waits for the engine, at most one step. A session is
-    its owner's alone: to others it is SessionNotFound. Calls that go beyond an owner's quotas raise
-    ResourceExhausted. A repeated `request_id` gets the first answer, and nothing is done twice.
+    Methods may be called from any thread; each waits for the engine, at most one step. A refused call leaves
+    everything as it was. A session is its owner's alone: to others it is SessionNotFound. Calls that go
+    beyond an owner's quotas raise ResourceExhausted. A repeated `request_id` gets the first answer, even
+    while that is still on its way, and nothing is done twice.
     Use it as a context manager, or call `close`.
     """
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
-        tokenizer: Tokenizer,
-        config: EngineConfig,
-        *,
-        model: str = "",
-        path: str = "",
-        proposer: Proposer | None = None,
+        model: LoadedModel,
         settings: RuntimeConfig = _LOCAL,
         metrics: "Metrics | None" = None,
         tracing: Tracing | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
-        config = chosen_backend(config)
-        opened = open_backend(checkpoint, config, len(proposer.hidden_layers) if proposer else 0)
-        self.config = config
+        self.config = model.config
         self.settings = settings
-        self.tokenizer = tokenizer
-        self.model_config = checkpoint.config
-        self.fingerprint = opened.backend.fingerprint
-        self._pool = opened.backend.pool
-        observer = metrics or Unobserved()
-        self._engine = Engine(opened.backend, config, proposer, observer)
-        self._desk = SessionDesk(self._engine, settings, observer, tracing)
-        self._facts = _facts(opened, self.model_config, config, model, path)
-        if metrics is not None:
-            metrics.watch_sessions(self._desk.count, self._desk.live_bytes, self._facts.pool_bytes)
-        self._sweeper = None
-        if settings.session_idle_ttl_s is not None:
-            self._sweeper = Sweeper(self._desk.sweep, settings.session_idle_ttl_s)
+        self.tokenizer = model.tokenizer
+        self.model_config = model.model_config
+        self.fingerprint = model.backend.fingerprint
+        self._facts = model.facts
+        self.backend = model.backend  # to measure it by itself, while no session generates
+        self._pool = model.backend.pool
+        self._metrics = metrics
+        self._tracing = tracing
+        self._observer: EngineObserver = metrics or UNOBSERVED
+        self._engine = Engine(model.backend, model.config, proposer, self._observer)
+        self._store = SessionStore()
+        self._limits = Limits(settings.quotas)
+        self._answers = Answers(settings.remembered_requests, settings.remembered_events)
+        self._sweeper: Sweeper | None = None
 
     @classmethod
     def open(
         cls,
-        model: str = DEFAULT_MODEL,
+        model: str | Checkpoint = DEFAULT_MODEL,
         config: EngineConfig | None = None,
         settings: RuntimeConfig = _LOCAL,
         metrics: "Metrics | None" = None,
         tracing: Tracing | None = None,
+        *,
+        name: str = "",
+        tokenizer: Tokenizer | None = None,
+        proposer: Proposer | None = None,
     ) -> Self:
-        """Load a catalogue name, a path or a hub id, fetching it first if need be.
+        """Load a catalogue name, a path or a hub id, fetching it first if need be, and start the engine.
 
-        Without `settings` there are no quotas, and idle sessions are kept. Raises ModelError, and ConfigError
-        for a model of the catalogue that does not fit in memory.
+        An opened checkpoint will do as well; it goes by `name`. It has its own tokenizer unless one is given.
+        Without `settings` there are no quotas, and idle sessions are kept.
+        Raises ModelError, and ConfigError for a model that does not fit in memory.
         """
-        config = config or EngineConfig()
-        path = resolve(model, config=config)
-        checkpoint = open_checkpoint(path)
-        runtime = cls(
-            checkpoint,
-            Tokenizer(checkpoint.tokenizer_files()),
-            config,
-            model=model,
-            path=str(path),
-            settings=settings,
-            metrics=metrics,
-            tracing=tracing,
-        )
-        del checkpoint  # with its vocabulary as Python's strings
-        give_back_memory()
-        return runtime
+        observed = len(proposer.hidden_layers) if proposer is not None else 0
+        loaded = load_model(model, config or EngineConfig(), name, tokenizer, observed)
+        return cls(loaded, settings, metrics, tracing, proposer).start()
+
+    def start(self) -> Self:
+        """Start the engine, and what closes idle sessions. Call it once."""
+        self._engine.start()
+        if self._metrics is not None:
+            self._metrics.watch_sessions(self._store.count, self._store.live_bytes, self._facts.pool_bytes)
+        if self.settings.session_idle_ttl_s is not None:
+            self._sweeper = Sweeper(self.sweep, self.settings.session_idle_ttl_s)
+            self._sweeper.start()
+        return self
 
     def describe(self) -> RuntimeFacts:
         """What was loaded and how it runs."""
@@ -127,6 +130,8 @@ class Runtime:
         """How many more sessions there is room for at this moment."""
         return self._pool.free_count
 
+    # Calls on sessions.
+
     def create_session(
         self,
         *,
@@ -137,8 +142,15 @@ class Runtime:
         request_id: str = "",
     ) -> str:
         """A new empty session; its id. EOS ids default to the model's own."""
+        check_label(client_label)
         eos = self.model_config.eos_token_ids if eos_token_ids is None else eos_token_ids
-        return self._desk.create(owner, client_label, eos, pinned_prefix_tokens, request_id)
+
+        def create() -> str:
+            with self._limits.new_session(owner):
+                sequence = self._engine.open(owner, eos, pinned_prefix_tokens)
+            return self._keep(sequence, client_label, "session created", request_id)
+
+        return self._answers.once(owner, Call("create", "", request_id), create)
 
     def append(
         self,
@@ -150,7 +162,13 @@ class Runtime:
         request_id: str = "",
     ) -> int:
         """Add tokens to the history; returns its length. An empty append only refreshes the idle clock."""
-        return self._desk.append(session_id, token_ids, expected_history_length, owner, request_id)
+
+        def append() -> int:
+            session = self._used(session_id, owner)
+            with self._limits.appending(owner, len(token_ids)):
+                return self._engine.append(session.sequence, token_ids, expected_history_length)
+
+        return self._answers.once(owner, Call("append", session_id, request_id), append)
 
     def generate(
         self,
@@ -168,32 +186,71 @@ class Runtime:
         events that the first call's reader took and the event that ended it; while the first still
         generates it raises SessionBusy.
         """
-        sampling = sampling or SamplingParams()
-        return self._desk.generate(session_id, max_tokens, sampling, owner, request_id, constraint)
+
+        def start() -> EventStream:
+            try:
+                session = self._used(session_id, owner)
+                stream = self._generate(
+                    session, max_tokens, sampling or SamplingParams(), request_id, constraint
+                )
+            except BaseException as error:
+                self._observer.admission(admission_result(error))
+                raise
+            self._observer.admission("accepted")
+            return stream
+
+        def tell_again(first: EventStream) -> EventStream:
+            assert isinstance(first, RecordedStream), "a call with a request id is recorded"
+            if first.cancel_requested and not first.is_settled:
+                self._engine.rest(self._store.get(session_id, owner).sequence)
+            return first.replay()
+
+        return self._answers.once(owner, Call("generate", session_id, request_id), start, tell_again)
 
     def info(self, session_id: str, *, owner: str = LOCAL_OWNER) -> SessionInfo:
         """What the session holds. Asking does not refresh the idle clock."""
-        return self._desk.info(session_id, owner)
+        session = self._store.get(session_id, owner)
+        return self._engine.read(session.sequence, session.describe)
 
     def list_sessions(
         self, *, owner: str = LOCAL_OWNER, page_size: int = 100, page_token: str = ""
     ) -> tuple[list[SessionInfo], str]:
-        """The owner's sessions, oldest first, and the token of the next page, empty on the last."""
-        return self._desk.page(owner, page_size, page_token)
+        """The owner's sessions, oldest first, and the token of the next page, empty on the last.
 
-    def fork(self, session_id: str, *, owner: str = LOCAL_OWNER, request_id: str = "") -> str:
-        """A new session with the same history, independent from here on."""
-        return self._desk.fork(session_id, owner, request_id)
+        Whatever comes and goes between pages, a session that stays is listed exactly once.
+        """
+        sessions, next_page = self._store.page(owner, page_size, page_token)
+        if not sessions:
+            return [], next_page
+        infos = self._engine.read_all([each.sequence for each in sessions], describe_open(sessions))
+        return [info for info in infos if info is not None], next_page
+
+    def fork(self, session_id: str, *, owner: str = LOCAL_OWNER, request_id: str = "") -> tuple[str, int]:
+        """A new session with the same history, independent from here on; its id and history length."""
+
+        def fork() -> tuple[str, int]:
+            session = self._used(session_id, owner)
+            with self._limits.new_session(owner):
+                copy = self._engine.fork(session.sequence)
+            length = copy.committed  # before anybody else can know of it
+            return self._keep(copy, session.client_label, "session forked", request_id, session), length
+
+        return self._answers.once(owner, Call("fork", session_id, request_id), fork)
 
     def close_session(self, session_id: str, *, owner: str = LOCAL_OWNER) -> int:
         """Free the session; returns its final history length."""
-        return self._desk.close(session_id, owner)
+        session = self._store.get(session_id, owner)
+        if not self._forget(session):
+            raise SessionNotFound(f"no session {session_id!r}")
+        length = self._engine.close(session.sequence)
+        log.info("session closed", extra={"session_id": session_id, "history_length": length})
+        return length
 
     def export_session(
         self, session_id: str, path: Path, *, notes: str = "", owner: str = LOCAL_OWNER
     ) -> None:
         """Write the session's whole state to a file, with a note of the caller's own."""
-        session = self._desk.used(session_id, owner)
+        session = self._used(session_id, owner)
         with self._pool.transfers, self._engine.using_device():
             state = on_host(self._engine.export_state(session.sequence, notes))
         write_state(path, state)
@@ -205,14 +262,27 @@ class Runtime:
 
         Raises StateMismatch for a file of another model, geometry or format.
         """
+        check_label(client_label)
         state = read_state(path, self.fingerprint, self._pool.geometry)
         with self._pool.transfers, self._engine.using_device():
             moved = on_device(state, self._pool.device)
-            return self._desk.adopt(moved, owner, client_label), state.notes
+            with self._limits.new_session(owner):
+                sequence = self._engine.import_state(moved, owner)
+        return self._keep(sequence, client_label, "session imported"), state.notes
 
     def sweep(self) -> int:
-        """Close the sessions that are idle for too long; how many they were. Runs by itself as well."""
-        return self._desk.sweep()
+        """Close the sessions that nobody has used for the configured time; how many they were.
+
+        Runs by itself as well.
+        """
+        ttl = self.settings.session_idle_ttl_s
+        if ttl is None:
+            return 0
+        return sum(
+            session.idle_seconds >= ttl and self._expire(session, ttl) for session in self._store.all()
+        )
+
+    # What the model says to a text, without a session.
 
     def score(self, token_ids: Sequence[int]) -> Tensor:
         """Next-token logits after each token [n, vocab], through the engine, on a temporary session."""
@@ -229,6 +299,8 @@ class Runtime:
         """The tokens with their log-probabilities, the first with none, in blocks as they are computed on a
         temporary session. Take them all, or close the iterator."""
         return score_tokens(self._engine, token_ids, top_logprobs)
+
+    # The end.
 
     def drain(self, timeout: float | None = None) -> bool:
         """Refuse new work and wait for what runs; True when all of it ended in time."""
@@ -250,32 +322,56 @@ class Runtime:
     ) -> None:
         self.close()
 
+    # Behind the door.
 
-def give_back_memory() -> None:
-    """Return to the system what loading has freed: glibc keeps hundreds of megabytes of it otherwise."""
-    with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+    def _used(self, session_id: str, owner: str) -> Session:
+        """The owner's session, its idle clock refreshed."""
+        session = self._store.get(session_id, owner)
+        session.touch()
+        return session
 
+    def _keep(
+        self,
+        sequence: TokenSequence,
+        label: str,
+        message: str,
+        request_id: str = "",
+        original: Session | None = None,
+    ) -> str:
+        session = self._store.add(sequence, label)
+        if original is not None:
+            session.share_past(original)
+        ids = {"session_id": session.session_id, "request_id": request_id}
+        log.info(message, extra=ids | {"client_label": label})
+        return session.session_id
 
-def _facts(
-    opened: OpenedBackend, model_config: ModelConfig, config: EngineConfig, model: str, path: str
-) -> RuntimeFacts:
-    pool = opened.backend.pool
-    return RuntimeFacts(
-        model=model,
-        path=path,
-        family=model_config.family,
-        parameters=opened.parameters,
-        weights=opened.weights,
-        dtype=config.dtype.value,
-        numerics=config.numerics.value,
-        kernels=opened.kernels,
-        threads=config.threads,
-        sink=config.cache.sink,
-        window=config.cache.window,
-        capacity=config.capacity,
-        bytes_per_token=pool.geometry.bytes_per_token,
-        session_bytes=pool.geometry.slab_bytes,
-        pool_bytes=pool.storage.nbytes,
-        backend=config.backend.value,
-    )
+    def _generate(
+        self,
+        session: Session,
+        max_tokens: int,
+        sampling: SamplingParams,
+        request_id: str,
+        constraint: Constraint | None,
+    ) -> EventStream:
+        self._limits.start_request(session.owner)
+        listener = GenerateListener(session, request_id, self._limits, self.settings.remembered_events)
+        try:
+            if self._tracing is not None:
+                listener.span = self._tracing.generate(session.session_id, request_id, max_tokens, sampling)
+            return self._engine.generate(session.sequence, max_tokens, sampling, listener, constraint)
+        except BaseException as error:
+            listener.refused(error)
+            raise
+
+    def _expire(self, session: Session, ttl: float) -> bool:
+        if not self._engine.close_if(session.sequence, lambda _: session.has_expired(ttl)):
+            return False
+        log.info("idle session closed", extra={"session_id": session.session_id, "idle_ttl_s": ttl})
+        return self._forget(session)
+
+    def _forget(self, session: Session) -> bool:
+        """Out of the store and off its owner's count; False when somebody else just did it."""
+        if not self._store.remove(session):
+            return False
+        self._limits.session_closed(session.owner)
+        return True

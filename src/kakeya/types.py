@@ -219,15 +219,6 @@ class SessionInfo:
     generated_tokens: int = 0
     recent_turns: tuple[TurnRecord, ...] = ()
 
-    @property
-    def last_turn_seconds(self) -> float:
-        """0 before the first turn has ended."""
-        return self.recent_turns[-1].seconds if self.recent_turns else 0.0
-
-    @property
-    def last_turn_tokens(self) -> int:
-        return self.recent_turns[-1].generated_tokens if self.recent_turns else 0
-
 
 @dataclass(frozen=True)
 class RuntimeFacts:

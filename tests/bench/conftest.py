@@ -2,30 +2,23 @@
 
 import asyncio
 import io
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kakeya.bench import capacity, overhead
-from kakeya.bench.server_process import ServerProcess
+from kakeya.bench.benchmark import Benchmark, Results, Run as BenchRun
+from kakeya.bench.processes import ServerProcess
 from kakeya.cli import main
 from kakeya.client import AsyncClient, ServerInfo
-from kakeya.config import CacheConfig, EngineConfig
+from kakeya.options import EngineOptions
 from kakeya.types import DType, Numerics, WeightFormat
 from support.cli import Outcome, Run
 from support.served import write_chat_model
-
-# A window that fills quickly, and bits that can be compared.
-TINY_ENGINE = EngineConfig(
-    cache=CacheConfig(sink=2, window=30),
-    capacity=6,
-    numerics=Numerics.EXACT,
-    dtype=DType.FLOAT32,
-    weights=WeightFormat.FLOAT32,
-    threads=1,
-)
 
 
 @pytest.fixture(scope="session")
@@ -34,19 +27,25 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_engine() -> EngineConfig:
-    return TINY_ENGINE
+def tiny(chat_model: Path) -> dict[str, Any]:
+    """Engine options: a window that fills quickly, and bits that can be compared."""
+    return {
+        "model": str(chat_model),
+        "sink": 2,
+        "window": 30,
+        "numerics": Numerics.EXACT,
+        "dtype": DType.FLOAT32,
+        "weights": WeightFormat.FLOAT32,
+        "threads": 1,
+    }
 
 
 @pytest.fixture(scope="session")
-def tiny_server(chat_model: Path) -> Iterator[ServerProcess]:
+def tiny_server(tiny: dict[str, Any]) -> Iterator[ServerProcess]:
     """With HTTP, for those who want it."""
-    server = ServerProcess(str(chat_model), TINY_ENGINE, http=True)
-    try:
+    with ServerProcess(EngineOptions(**tiny), 6, http=True) as server:
         asyncio.run(server.ready())
         yield server
-    finally:
-        asyncio.run(server.stop())
 
 
 @pytest.fixture
@@ -68,9 +67,41 @@ def on_shared_server(tiny_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(module, "server_process", Shared)
 
 
+class Measured:
+    """A benchmark's run without the runner: its results, and what it told on the way."""
+
+    def __init__(self, bench: Benchmark[Any], on_progress: Callable[[str], object], **settings: Any) -> None:
+        self.shares: list[float] = []
+        self.work: list[str] = []
+        self.checkpoints: list[Results] = []
+
+        def progress(done: float, work: str) -> None:
+            self.shares.append(done)
+            self.work.append(work)
+            on_progress(work)
+
+        self.run: BenchRun[Any] = BenchRun(progress, self.checkpoints.append, **settings)
+        self.results: Any = self.run.stamped(bench.run(self.run))
+        self.gates = {gate.name: gate for gate in bench.gates(self.results)}
+
+
 @pytest.fixture
-def kakeya_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`kakeya` in this process: its exit status and what it wrote."""
+def measure() -> Callable[..., Measured]:
+    def measured(
+        bench: Benchmark[Any], on_progress: Callable[[str], object] = lambda work: None, **settings: Any
+    ) -> Measured:
+        return Measured(bench, on_progress, **settings)
+
+    return measured
+
+
+@pytest.fixture
+def kakeya_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """`kakeya` in this process: its exit status and what it wrote.
+
+    `main` gives SIGTERM a meaning of its own, for the process; tests share theirs.
+    """
+    before = signal.getsignal(signal.SIGTERM)
 
     def run(*arguments: str) -> Outcome:
         monkeypatch.setattr(sys, "stdin", io.StringIO(""))
@@ -79,4 +110,5 @@ def kakeya_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
         captured = capsys.readouterr()
         return Outcome(exit_info.value.code, captured.out, captured.err)
 
-    return run
+    yield run
+    signal.signal(signal.SIGTERM, before)

@@ -9,24 +9,27 @@ from typing import Any
 import pytest
 import torch
 
-from kakeya.bench import gpu_checks, gpu_machine, gpu_peers, gpu_steps
-from kakeya.bench.gpu_plan import QUICK
-from kakeya.bench.gpu_rig import Rig, RigKey, Workshop
-from kakeya.bench.gpu_runtime import Tally, generate_all, generated, sessions
-from kakeya.bench.gpu_shapes import TINY_LLAMA, TINY_QWEN3
-from kakeya.bench.random_checkpoint import RandomCheckpoint
+from kakeya.bench.benchmark import Run
+from kakeya.bench.gpu import checks, device, rig as rigs, steps, transformers_peer
+from kakeya.bench.gpu.benchmark import Device, GpuBench
+from kakeya.bench.gpu.plan import QUICK
+from kakeya.bench.gpu.results import Part, PlannedMemory, UsedMemory
+from kakeya.bench.gpu.rig import MemoryMeter, Rig, RigKey, Workshop
+from kakeya.bench.gpu.runtime import Tally, generate_all, generated, sessions
+from kakeya.bench.gpu.shapes import TINY_LLAMA, TINY_QWEN3, RandomCheckpoint
 from kakeya.errors import CorruptCheckpoint, PeerFailed, StepFailed, Unavailable
 from kakeya.text import Tokenizer
 from kakeya.types import FailedEvent, Numerics
 
-CPU = torch.device("cpu")
+MIB = 2**20
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 TINY = RigKey(TINY_LLAMA.name, 4)
 
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
     with Workshop(CPU, QUICK) as shop:
-        yield shop.rigs([TINY])[0]
+        yield shop.rig(TINY)
 
 
 def test_random_weights_are_the_same_each_time() -> None:
@@ -57,10 +60,10 @@ def test_the_tokenizer_is_one() -> None:
 def test_bare_steps_choose_what_a_launch_chooses_and_give_their_slabs_back(rig: Rig) -> None:
     backend = rig.backend
     free = backend.pool.free_count
-    with gpu_steps.bare_steps(backend, 2) as steps:
+    with steps.bare_steps(backend, 2) as bare:
         assert backend.pool.free_count == free - 2
         assert all(slab.any() for slab in backend.pool.storage[:2])
-        replay = steps.decode(2, position=100)
+        replay = bare.decode(2, position=100)
         replay()
         chosen = backend._space.chosen[:2].tolist()
         replay()
@@ -72,8 +75,8 @@ def test_bare_steps_choose_what_a_launch_chooses_and_give_their_slabs_back(rig: 
 def test_a_step_without_a_graph_is_not_measured() -> None:
     with Workshop(CPU, QUICK) as shop:
         [exact] = shop.rigs([replace(TINY, numerics=Numerics.EXACT)])
-        with gpu_steps.bare_steps(exact.backend, 1) as steps, pytest.raises(AssertionError, match="no graph"):
-            steps.prompt(8, 100)
+        with steps.bare_steps(exact.backend, 1) as bare, pytest.raises(AssertionError, match="no graph"):
+            bare.prompt(8, 100)
 
 
 def test_only_what_is_needed_stays_open() -> None:
@@ -93,7 +96,7 @@ def test_speed_counts_while_all_generate() -> None:
     tally = Tally([0, 0], started_at=0.0)
     for now, counts, ended in ((1.0, [3, 0], 0), (2.0, [5, 1], 0), (3.0, [9, 5], 0), (4.0, [10, 9], 1)):
         tally.counts = counts
-        tally.passed(now, ended)
+        tally.note(now, ended)
     assert tally.speed == 8.0
     assert tally.tokens == 19
     assert tally.seconds == 4.0
@@ -102,16 +105,16 @@ def test_speed_counts_while_all_generate() -> None:
 def test_streams_that_were_never_all_there_have_no_speed() -> None:
     tally = Tally([0, 0])
     tally.counts = [2, 2]
-    tally.passed(1.0, 2)
+    tally.note(1.0, 2)
     assert tally.speed is None
-    tally.passed(2.0, 0)
+    tally.note(2.0, 0)
     assert tally.speed is None
-    tally.passed(3.0, 0)
+    tally.note(3.0, 0)
     assert tally.speed is None, "no token in that time"
 
 
 def test_all_sessions_generate_their_own(rig: Rig) -> None:
-    histories = [rig.random_tokens(30, seed) for seed in (1, 2, 1)]
+    histories = [rig.shape.random_tokens(30, seed) for seed in (1, 2, 1)]
     with sessions(rig.runtime, histories) as session_ids:
         tokens = [[event.token_id for event in events] for events in generated(rig.runtime, session_ids, 6)]
         assert generate_all(rig.runtime, session_ids, 5).counts == [5, 5, 5]
@@ -129,8 +132,8 @@ def test_a_stream_that_fails_ends_the_measurement(rig: Rig, monkeypatch: pytest.
 
 
 def test_a_difference_is_found_where_it_begins() -> None:
-    row = gpu_checks._parity("model", 9, [1, 2, 3, 4], [1, 2, 0, 4])
-    assert (row["equal_tokens"], row["tokens"], row["identical"]) == (2, 4, False)
+    row = checks.parity("model", 9, [1, 2, 3, 4], [1, 2, 0, 4])
+    assert (row.equal_tokens, row.tokens, row.identical) == (2, 4, False)
 
 
 class FakeModel:
@@ -147,8 +150,8 @@ class FakeModel:
         return {str(n): answer for n in range(len(asked["inputs"]))}
 
 
-def with_model(model: FakeModel) -> gpu_peers.Transformers:
-    peer = gpu_peers.Transformers(TINY_LLAMA, CPU)
+def with_model(model: FakeModel) -> transformers_peer.Transformers:
+    peer = transformers_peer.Transformers(TINY_LLAMA, CPU)
     peer._model = model
     return peer
 
@@ -169,7 +172,7 @@ def test_half_the_work_is_not_counted_as_speed() -> None:
 
 
 def test_transformers_gets_the_attention_that_is_named() -> None:
-    peers = [gpu_peers.Transformers(TINY_LLAMA, CPU, attention) for attention in (None, "eager")]
+    peers = [transformers_peer.Transformers(TINY_LLAMA, CPU, attention) for attention in ("default", "eager")]
     assert [peer._model.config._attn_implementation for peer in peers] == ["sdpa", "eager"]
 
 
@@ -195,7 +198,7 @@ def test_a_device_is_timed_by_its_own_events(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     calls: list[int] = []
-    seconds = gpu_machine.timed(torch.device("cuda"), lambda: calls.append(1), 4)
+    seconds = device.timed(torch.device("cuda"), lambda: calls.append(1), 4)
     assert seconds == pytest.approx([0.002] * 4)
     assert len(calls) == 3 + 4
     assert len(waited) == 1, "the queue is not held up between repetitions"
@@ -206,12 +209,63 @@ def test_a_device_says_what_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 99)
-    facts = gpu_machine.device_facts(torch.device("cuda"))
-    assert (facts["name"], facts["memory_bytes"]) == ("H200", 141)
-    assert gpu_machine.PeakMemory(torch.device("cuda")).peak_bytes() == [99]
+    facts = device.device_facts(CUDA)
+    assert (facts.name, facts.memory_bytes) == ("H200", 141)
+    device.reset_peak(CUDA)
+    assert device.peak_bytes(CUDA) == [99]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert gpu_machine.chosen_device("cuda") == torch.device("cuda", 0)
+    assert device.chosen_device("cuda") == CUDA
     version = tmp_path / "version"
-    assert gpu_machine.driver_version(version) is None
+    assert device.driver_version(version) is None
     version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build")
-    assert gpu_machine.driver_version(version) == "580.95.05"
+    assert device.driver_version(version) == "580.95.05"
+
+
+def test_a_meter_counts_what_is_gone_without_the_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter([10_000, 8_500, 8_100, 8_300])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free), 20_000))
+    planned = PlannedMemory(400, 300, 200, 100)
+    meter = MemoryMeter(CUDA, planned, pool_bytes=1000, used=UsedMemory(7))
+    meter.note_opened()
+    meter.note_stepped()
+    meter.note_stepped()
+    assert meter.used == UsedMemory(7, 500, 900)
+    assert planned.total == 1000
+
+
+def test_a_device_that_does_not_tell_leaves_the_plan_alone() -> None:
+    bench = GpuBench(part=[Part.EXACT], quick=True, device=Device.CPU)
+    results = bench.run(Run())
+    assert [(row.shape, row.sessions, row.numerics) for row in results.memory] == [
+        (QUICK.large, 4, "fast"),
+        (QUICK.large, 4, "exact"),
+    ]
+    assert all(row.planned.total > row.planned.weights > 0 for row in results.memory)
+    assert [row.used for row in results.memory] == [UsedMemory()] * 2
+    assert [gate.passed for gate in bench.gates(results) if gate.name == "memory_within_plan"] == [None]
+
+
+def test_each_rig_is_metered_while_it_is_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = [0]
+    one, other = TINY, RigKey(TINY_QWEN3.name, 2)
+    opened = Workshop._opened
+
+    def opening(shop: Workshop, *args: Any) -> Rig:
+        gone[0] += 10 * MIB
+        return opened(shop, *args)
+
+    monkeypatch.setattr(rigs, "free_bytes", lambda device: 10**9 - gone[0])
+    monkeypatch.setattr(Workshop, "_opened", opening)
+    with Workshop(CPU, QUICK) as shop:
+        gone[0] = MIB  # libraries, by what was done before
+        shop.rigs([one])
+        gone[0] += 2 * MIB
+        shop.note_memory()
+        shop.rigs([one, other])
+        gone[0] += 3 * MIB
+        shop.note_memory()
+        first, second = shop.memory()
+        assert first.pool == shop.rig(one).backend.pool.storage.nbytes
+    assert first.used == UsedMemory(MIB, 10 * MIB - first.pool, 12 * MIB - first.pool)
+    assert second.used == UsedMemory(None, 10 * MIB - second.pool, 13 * MIB - second.pool)
+    assert first.pool == second.pool > 0, "four slabs of one head, two slabs of two"

@@ -1,37 +1,23 @@
 """The part `kernels` of `bench gpu`: every operation by itself, beside what it must move."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from kakeya.bench import gpu_kernels
-from kakeya.bench.gpu_kernels import Timing, measured_kernels
-from kakeya.bench.gpu_operations import Operation, Operations
-from kakeya.bench.gpu_page import gpu_sections, kernel_table
-from kakeya.bench.gpu_plan import FULL, QUICK
-from kakeya.bench.gpu_results import (
-    GREEDY,
-    LARGE,
-    SEEDED,
-    SMALL,
-    Part,
-    absence,
-    empty_results,
-    gpu_gates,
-    kernel_row,
-)
-from kakeya.bench.gpu_shapes import SHAPES, TINY_LLAMA, TINY_QWEN3
-from kakeya.bench.gpu_traffic import KernelTraffic
+from kakeya.bench.gpu import kernels as gpu_kernels
+from kakeya.bench.gpu.kernels import Timing, measured_kernels
+from kakeya.bench.gpu.operations import Operation, Operations
+from kakeya.bench.gpu.plan import FULL, LARGE, QUICK, SMALL
+from kakeya.bench.gpu.results import GREEDY, SEEDED, Absence, Machine, Part
+from kakeya.bench.gpu.shapes import SHAPES, TINY_LLAMA, TINY_QWEN3
 from kakeya.kernels.gpu import AttentionLayer, GpuKernels, PromptTable, RowTable, load_gpu_kernels
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
 from kakeya.types import KernelChoice
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-RATES = {"copy_bytes_per_second": 4e12, "product_flops_per_second": 8e14}
+MACHINE = Machine(copy_bytes_per_second=4e12, product_flops_per_second=8e14)
 TORCH = load_gpu_kernels(CPU, KernelChoice.TORCH)
 NAMES = {name for name in vars(GpuKernels) if not name.startswith("_")} - {
     "supports_head_dim",
@@ -45,27 +31,32 @@ def operations(rows: tuple[int, ...] = (1, 4)) -> list[Operation]:
 
 
 def test_bytes_and_operations_are_those_counted_by_hand() -> None:
-    traffic = KernelTraffic(SHAPES[LARGE], capacity=1028)
-    assert traffic.embed(256) == 256 * 4096 * (2 + 4)
-    assert traffic.rotations(256) == 256 * 4 * 64 * 4
-    assert traffic.add_norm(256) == 256 * 4096 * (4 + 2 + 4 + 2)
-    assert traffic.norm_rows(256) == 256 * 2 * 4096 * 2
-    assert traffic.gated(256) == 256 * (24_576 + 12_288) * 2
-    assert traffic.one_row_product(6144, 4096) == 50_331_648
-    assert traffic.product(256, 1536, 576, sides=2) == (3072 * 576 + 256 * (576 + 1536)) * 2
-    # 1,027 tokens read, one stored, which the product has made; queries and results; rotations.
-    assert traffic.decode_attention(1) == (1027 + 1 + 1) * 4096 + 2 * 8192 + 1024
-    assert traffic.decode_attention(256) == 256 * traffic.decode_attention(1)
-    assert traffic.store_rows(256) == 256 * (2 * 4096 + 512)
-    assert traffic.prompt_attention(2048) == 2 * 1028 * 4096 + 2048 * (4096 + 2 * 8192 + 1024)
-    assert traffic.prompt_attention_flops(2048) == 34_493_956_096
-    assert traffic.choose(256) == 155_582_464
+    large = Operations(SHAPES[LARGE], FULL, CPU)
+    assert FULL.past_the_wrap == 1028
+    for operation, moved in (
+        (large.embed(256), 256 * 4096 * (2 + 4)),
+        (large.rotations(256), 256 * 4 * 64 * 4),
+        (large.add_norm(256), 256 * 4096 * (4 + 2 + 4 + 2)),
+        (large.norm_rows(256), 256 * 2 * 4096 * 2),
+        (large.gated(256), 256 * (24_576 + 12_288) * 2),
+        (large.one_row_product("any", 6144, 4096), 50_331_648),
+        (large.product("any", 256, 1536, 576, "silu", None), (3072 * 576 + 256 * (576 + 1536)) * 2),
+        # 1,027 tokens read, one stored, which the matmul has made; queries and results; rotations.
+        (large.decode_attention(1), (1027 + 1 + 1) * 4096 + 2 * 8192 + 1024),
+        (large.decode_attention(256), 256 * ((1027 + 1 + 1) * 4096 + 2 * 8192 + 1024)),
+        (large.store_rows(256), 256 * (2 * 4096 + 512)),
+        (large.prompt_attention(2048), 2 * 1028 * 4096 + 2048 * (4096 + 2 * 8192 + 1024)),
+        (large.choose(256, GREEDY, 0.0, 1.0), 155_582_464),
+    ):
+        assert operation.moved_bytes == moved, operation.name
+    assert large.prompt_attention(2048).flops == 34_493_956_096
 
 
 def test_a_step_past_the_wrap_moves_little_but_what_its_floor_counts() -> None:
     shape = SHAPES[SMALL]
-    attention = shape.model.num_layers * KernelTraffic(shape, 1028).decode_attention(256)
-    assert attention == pytest.approx(256 * 1028 * shape.kv_bytes_per_token, rel=0.01)
+    attention = Operations(shape, FULL, CPU).decode_attention(256).moved_bytes
+    whole = shape.model.num_layers * attention
+    assert whole == pytest.approx(256 * 1028 * shape.kv_bytes_per_token, rel=0.01)
 
 
 def test_every_operation_is_among_them_at_the_sizes_of_the_plan() -> None:
@@ -156,20 +147,17 @@ def test_rows_of_a_session_displace_nothing_that_the_first_of_them_sees() -> Non
 
 
 def test_all_are_measured_and_held_to_the_rate_they_depend_on() -> None:
-    found = measured_kernels(TINY_QWEN3, (1, 4), QUICK, CPU, RATES)
-    assert found["absent"] == []
-    rows = found["kernels"]
-    assert [(row["operation"], row["size"]) for row in rows] == [
-        (each.name, each.size) for each in operations()
-    ]
+    rows, absent = measured_kernels(TINY_QWEN3, (1, 4), QUICK, CPU, MACHINE)
+    assert absent == []
     for row, operation in zip(rows, operations(), strict=True):
-        [(name, timing)] = row["timings"].items()
-        assert (row["shape"], name, timing["captured"]) == ("tiny-qwen3", "torch", False)
-        assert len(timing["seconds"]["samples"]) == QUICK.repeats
+        assert (row.shape, row.operation, row.size) == ("tiny-qwen3", operation.name, operation.size)
+        [(name, timing)] = row.timings.items()
+        assert (name, timing.captured) == ("torch", False)
+        assert len(timing.seconds.samples) == QUICK.repeats
         flops = operation.flops
         floor = operation.moved_bytes / 4e12 if flops is None else flops / 8e14
-        assert row["floor_seconds"] == pytest.approx(floor)
-        assert timing["floor_share"] == pytest.approx(floor / timing["seconds"]["median"])
+        assert row.floor_seconds == pytest.approx(floor)
+        assert timing.floor_share == pytest.approx(floor / (timing.seconds.median or 0))
 
 
 def test_an_operation_that_fails_does_not_end_the_others(
@@ -181,15 +169,11 @@ def test_an_operation_that_fails_does_not_end_the_others(
     monkeypatch.setattr(TorchKernels, "gated", broken)
     monkeypatch.setattr(TorchKernels, "store_rows", broken)
     # As many rows as fill a tile: products of fewer are left to a library.
-    found = measured_kernels(TINY_LLAMA, (1,), replace(QUICK, sessions=64), CPU, RATES)
-    assert {row["operation"] for row in found["kernels"]} == NAMES - {"gated", "store_rows"}
-    assert found["absent"] == [
-        absence(Part.KERNELS, f"tiny-llama, {work}, torch", "ValueError: no such launch")
-        for work in (
-            "gated, 64 rows",
-            "one_row_product, gate and up, 128 × 48",
-            "store_rows, 64 rows",
-        )
+    rows, absent = measured_kernels(TINY_LLAMA, (1,), replace(QUICK, sessions=64), CPU, MACHINE)
+    assert {row.operation for row in rows} == NAMES - {"gated", "store_rows"}
+    failed = ("gated, 64 rows", "one_row_product, gate and up, 128 × 48", "store_rows, 64 rows")
+    assert absent == [
+        Absence(Part.KERNELS, f"tiny-llama, {work}, torch", "ValueError: no such launch") for work in failed
     ]
     assert "gated failed with the torch kernels" in caplog.text
 
@@ -222,98 +206,42 @@ def test_small_operations_are_called_often_enough_to_leave_a_devices_cache() -> 
     assert asked == [64, 32, 4]
 
 
-class FakeCuda:
-    """Streams, graphs and the watch over waits, as far as capturing needs them."""
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A device that captures and replays, as far as timing needs it; `refuses`: no wait is allowed."""
+    seen: dict[str, Any] = {"refuses": False, "captured": 0, "timed": 0}
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.done: list[str] = []
-        self.refuses_waits = False
-        for name in ("Stream", "current_stream"):
-            monkeypatch.setattr(torch.cuda, name, FakeStream)
-        monkeypatch.setattr(torch.cuda, "stream", lambda stream: self._within("aside"))
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
-        monkeypatch.setattr(torch.cuda, "graph", self._graph)
-        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", self._watch)
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-        monkeypatch.setattr(gpu_kernels, "timed", self._timed)
+    def do_bench(launch: Any, rep: float, return_mode: str) -> list[float]:
+        seen["captured"] += 1
+        launch()
+        return [8.0] * 10
 
-    def replay(self) -> None:
-        self.done.append("replay")
-
-    def _graph(self, graph: object, *, stream: object, capture_error_mode: str) -> Any:
-        assert graph is self
-        assert capture_error_mode == "thread_local"
-        return self._within("capture")
-
-    @contextmanager
-    def _within(self, what: str) -> Iterator[None]:
-        self.done.append(what)
-        yield
-        self.done.append(f"end of {what}")
-
-    def _watch(self, mode: str) -> None:
-        self.refuses_waits = mode == "error"
-
-    def _timed(self, device: torch.device, work: Any, repeats: int) -> list[float]:
+    def timed(device: torch.device, work: Any, repeats: int) -> list[float]:
+        seen["timed"] += 1
         work()
         return [0.008] * repeats
 
-
-class FakeStream:
-    def wait_stream(self, other: "FakeStream") -> None:
-        pass
-
-
-def test_calls_are_run_aside_captured_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda(monkeypatch)
+    monkeypatch.setattr("triton.testing.do_bench_cudagraph", do_bench)
+    monkeypatch.setattr(gpu_kernels, "timed", timed)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: seen.update(refuses=mode == "error"))
     monkeypatch.setattr(gpu_kernels, "_seconds_alone", lambda *_: 0.001)
-    timing = gpu_kernels._timed(lambda at: cuda.done.append(f"call {at}"), 2, QUICK, CUDA)
-    assert timing == Timing([0.004] * 3, captured=True), "of one call, not of the graph"
-    calls = ["call 0", "call 1"]
-    assert cuda.done == [
-        "call 0", "aside", *calls, "end of aside", "capture", *calls, "end of capture", "replay",
-    ]  # fmt: skip
-    assert not cuda.refuses_waits
+    return seen
 
 
-def test_what_waits_for_the_device_is_timed_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda(monkeypatch)
+def test_all_buffers_are_replayed_in_one_graph(cuda: dict[str, Any]) -> None:
+    calls: list[int] = []
+    timing = gpu_kernels._timed(calls.append, 2, QUICK, CUDA)
+    assert timing == Timing([0.004] * 10, captured=True), "of one call, not of the graph"
+    assert calls == [0, 0, 1, 0, 1], "compiled, tried for waits, captured"
+    assert cuda == {"refuses": False, "captured": 1, "timed": 0}
 
+
+def test_what_waits_for_the_device_is_timed_without_a_graph(cuda: dict[str, Any]) -> None:
     def call(at: int) -> None:
-        if cuda.refuses_waits:
+        if cuda["refuses"]:
             raise RuntimeError("called a synchronizing CUDA operation")
 
     timing = gpu_kernels._timed(call, 1, QUICK, CUDA)
-    assert isinstance(timing, Timing)
-    assert not timing.captured
-    assert "capture" not in cuda.done
-    assert not cuda.refuses_waits
-
-
-def row(**changes: Any) -> dict[str, Any]:
-    asked: dict[str, Any] = {
-        "moved_bytes": 4_232_192,
-        "flops": None,
-        "floor_seconds": 1e-6,
-        "seconds": {"triton": [1.25e-6, 9e-6, 1e-6], "torch": [1e-3]},
-        "captured": {"triton"},
-    }
-    return kernel_row(LARGE, "decode_attention", "1 row, 16 splits", **(asked | changes))
-
-
-def test_the_table_shows_both_kernels_beside_the_floor() -> None:
-    alone = row(seconds={"torch": [2e-3]}, captured={"torch"}, flops=34_493_956_096)
-    name = (LARGE, "decode_attention", "1 row, 16 splits")
-    assert kernel_table([row(), alone]).rows == [
-        (*name, "4.23", "–", "1.0", "1.2", "0.800", "1,000.0 (no graph)", "0.001"),
-        (*name, "4.23", "34.49", "1.0", "–", "–", "2,000.0", "0.001"),
-    ]
-
-
-def test_kernels_are_shown_and_not_judged() -> None:
-    results = empty_results() | {"kernels": [row()]}
-    assert [section.table.title for section in gpu_sections(results)] == ["Kernels by themselves"]
-    assert gpu_gates(results) == gpu_gates(empty_results())
-    del results["kernels"]  # as in a report of an older version
-    assert gpu_sections(results) == []
-    assert gpu_gates(results) == gpu_gates(empty_results())
+    assert timing == Timing([0.008] * QUICK.repeats, captured=False)
+    assert cuda == {"refuses": False, "captured": 0, "timed": 1}

@@ -10,23 +10,14 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from kakeya.bench import gpu_steps
+from kakeya.bench.gpu import steps
 from support.cli import Run
 
 
 def test_the_verb_writes_prints_and_draws(kakeya_verb: Run, tmp_path: Path) -> None:
     output, drawing = tmp_path / "g.json", tmp_path / "g.svg"
-    quick = (
-        "--device",
-        "cpu",
-        "--quick",
-        "--part",
-        "steps",
-        "--output",
-        str(output),
-        "--picture",
-        str(drawing),
-    )
+    files = ("--output", str(output), "--picture", str(drawing))
+    quick = ("--device", "cpu", "--quick", "--part", "steps", *files)
     outcome = kakeya_verb("bench", "gpu", *quick)
     assert outcome.status == 0, outcome.err
     assert "Bare steps past the wrap" in outcome.out
@@ -38,7 +29,7 @@ def test_the_verb_writes_prints_and_draws(kakeya_verb: Run, tmp_path: Path) -> N
 def test_the_verb_prints_json_and_draws_nothing_without_steps(
     kakeya_verb: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_steps, "step_seconds", lambda *_: 1 / 0)
+    monkeypatch.setattr(steps, "step_seconds", lambda *_: 1 / 0)
     files = ("--output", str(tmp_path / "g.json"), "--picture", str(tmp_path / "g.svg"))
     outcome = kakeya_verb("bench", "gpu", "--device", "cpu", "--quick", "--part", "steps", *files, "--json")
     assert json.loads(outcome.out)["results"]["steps"] == []
@@ -81,9 +72,18 @@ def test_the_package_is_run_only_when_asked() -> None:
 # What a machine with a GPU may lack: it needs torch, triton, transformers, safetensors, tokenizers, numpy,
 # rich, typer and grpcio, and what those bring.
 ABSENT = (
-    "fastapi", "gguf", "google", "grpc_health", "grpc_reflection", "httptools", "llguidance", "opentelemetry",
-    "platformdirs", "prometheus_client", "starlette", "uvicorn",
+    "fastapi", "gguf", "google", "grpc_health", "grpc_reflection", "httptools", "httpx", "llguidance",
+    "opentelemetry", "platformdirs", "prometheus_client", "psutil", "starlette", "uvicorn",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("room", ["gpu", "quality"])
+def test_flags_and_conclusions_need_no_more_than_the_command_line_does(room: str) -> None:
+    """They can be read anywhere, and help does not wait for torch."""
+    modules = f"kakeya.bench.{room}.benchmark, kakeya.bench.{room}.results, kakeya.bench.registry"
+    program = f"import sys, {modules}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"torch", "triton", "transformers", "tokenizers", "psutil"} & set(outcome.stdout.split())
 
 
 def test_it_runs_from_a_source_tree_with_few_packages(tmp_path: Path) -> None:

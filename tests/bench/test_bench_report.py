@@ -1,25 +1,30 @@
+"""Reports as JSON and as pages, the tables in them, and how they are written and read again."""
+
 import json
-import re
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import pytest
 
-from kakeya.bench.chart import Chart, Series, bar_chart, line_chart, round_up
-from kakeya.bench.gates import at_least
-from kakeya.bench.page import Section, Table, render_page
+from kakeya.bench.page import report_page
 from kakeya.bench.report import (
     SCHEMA_VERSION,
     Report,
+    as_json,
+    at_least,
+    check_file,
     check_output,
-    check_picture,
+    from_json,
     now,
-    write_picture,
+    read_report,
+    write_file,
     write_report,
 )
+from kakeya.bench.tables import Chart, Column, Series, Table, figure, figures, listing
 from kakeya.errors import ConfigError
 
 GATES = tuple(at_least(f"gate {value}", value, 1.0, absent="nothing <here>") for value in (2.0, 0.5, None))
@@ -31,14 +36,12 @@ REPORT = Report(
     gates=GATES,
     finished_at=now(),
 )
-CHART = Chart(
-    "Title <1>", "tokens/s", "history", ["64", "1,024"], [Series("a", [3, 5]), Series("b", [2, None])]
-)
+CHART = Chart("Title <1>", "tokens/s", "history", ["64", "1,024"], [Series("a", [3, 5])])
 
 
 def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot write the picture"):
-        write_picture(tmp_path / "no" / "such" / "place.svg", "<svg/>")
+        write_file("picture", tmp_path / "no" / "such" / "place.svg", "<svg/>")
 
 
 def test_report_says_what_it_is() -> None:
@@ -51,10 +54,15 @@ def test_report_says_what_it_is() -> None:
     assert REPORT.exit_status == 1
 
 
+def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
+    write_report(tmp_path / "a.json", REPORT, "")
+    assert read_report(tmp_path / "a.json") == REPORT
+
+
 def test_unfinished_report_is_partial() -> None:
     partial = replace(REPORT, finished_at=None)
     assert json.loads(partial.to_json())["partial"] is True
-    assert "partial checkpoint" in render_page("t", partial, [])
+    assert "partial checkpoint" in report_page("t", partial, [])
 
 
 def test_report_refuses_to_hide_a_nan() -> None:
@@ -102,12 +110,12 @@ def test_a_possible_output_is_accepted(tmp_path: Path) -> None:
 def test_an_impossible_picture_is_refused_at_once(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.svg").mkdir()
     with pytest.raises(ConfigError, match=name):
-        check_picture(tmp_path / name)
+        check_file("picture", tmp_path / name, ".svg")
 
 
 def test_a_possible_picture_or_none_is_accepted(tmp_path: Path) -> None:
-    check_picture(tmp_path / "p.svg")
-    check_picture(None)
+    check_file("picture", tmp_path / "p.svg", ".svg")
+    check_file("picture", None, ".svg")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -124,8 +132,8 @@ class _Tags(HTMLParser):
 
 
 def test_page_is_self_contained_and_escapes() -> None:
-    table = Table("T <x>", ("what", "n"), [("<row>", "1")])
-    page = render_page("Title", REPORT, [Section(table, [bar_chart(CHART)])])
+    table = listing("T <x>", ("what", "n"), [("<row>", "1")], labels=1)
+    page = report_page("Title", REPORT, [table, CHART])
     tags = _Tags(page)
     assert tags.urls == []
     assert "url(" not in page
@@ -139,47 +147,76 @@ def test_page_is_self_contained_and_escapes() -> None:
 
 
 def test_page_shows_each_verdict_in_its_own_style() -> None:
-    page = render_page("Title", REPORT, [])
+    page = report_page("Title", REPORT, [])
     for style, verdict in (("passed", "passed"), ("failed", "failed"), ("judged", "not judged")):
         assert f'<td class="{style}">{verdict}</td>' in page
 
 
 def test_page_without_gates_has_no_empty_table() -> None:
-    assert "<h2>Gates" not in render_page("Title", replace(REPORT, gates=()), [])
+    assert "<h2>Gates" not in report_page("Title", replace(REPORT, gates=()), [])
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True)
+class Inner:
+    samples: tuple[float, ...]
+    colour: Colour = Colour.RED
+
+    @property
+    def count(self) -> int:
+        return len(self.samples)
+
+
+@dataclass(frozen=True)
+class Outer:
+    rows: list[Inner]
+    by_name: dict[str, Inner | None] = field(default_factory=dict)
+    by_number: dict[int, float] = field(default_factory=dict)
+    more: Inner | None = None
+    path: Path | None = None
+
+
+def test_typed_values_become_json_with_what_follows_from_them_and_come_back() -> None:
+    value = Outer([Inner((1.0, 2.0))], {"a": None, "b": Inner(())}, {3: 0.5})
+    told = json.loads(json.dumps(as_json(value)))
+    assert told["rows"] == [{"samples": [1.0, 2.0], "colour": "red", "count": 2}]
+    assert from_json(Outer, told) == value
+    assert isinstance(from_json(Outer, told).rows[0].colour, Colour)
+    assert from_json(Outer, {"rows": [], "unheard": 1}) == Outer([])
+    assert as_json(Outer([], path=Path("/home/somebody/model.gguf")))["path"] == "model.gguf"
+    assert as_json({Path("b"), Path("a")}) == ["a", "b"]
+
+
+@pytest.mark.parametrize("told", [{}, {"rows": 1}, {"rows": [1]}, {"rows": [{"samples": 1}]}])
+def test_what_is_no_such_value_is_an_error(told: Any) -> None:
+    with pytest.raises((TypeError, ValueError, KeyError, AttributeError)):
+        from_json(Outer, told)
+
+
+def test_numbers_are_scaled_and_text_stands_as_it_is() -> None:
+    assert [figure(value, 1000, ",.1f") for value in (1.5, None, "x", True, False)] == [
+        "1,500.0",
+        "–",
+        "x",
+        "yes",
+        "no",
+    ]
+    assert figures(0.001, None, scale=1000, form=".2f") == "1.00 / –"
 
 
 @pytest.mark.parametrize(
-    ("value", "end"), [(0.0, 1.0), (-3, 1.0), (1.0, 1.0), (3, 4), (9, 10), (0.03, 0.04), (150, 200)]
+    ("of", "text"),
+    [("colour", "red"), ("count", "2x"), (lambda row: row.samples[0] / 4, "0x"), (lambda row: None, "–")],
 )
-def test_axes_end_at_a_round_number(value: float, end: float) -> None:
-    assert round_up(value) == pytest.approx(end)
+def test_a_cell_is_an_attribute_or_what_a_call_gives(of: str | Callable[[Inner], object], text: str) -> None:
+    row = Inner((1.0, 2.0))
+    assert Column("title", of, unit="x" if text.endswith("x") else "").cell(row) == text
 
 
-def _shapes(svg: str, tag: str) -> list[ElementTree.Element]:
-    return list(ElementTree.fromstring(svg).iter(tag))
-
-
-def test_line_chart_has_a_dot_for_each_measurement_at_its_height() -> None:
-    dots = _shapes(line_chart(CHART), "circle")
-    assert [dot.findtext("title") for dot in dots] == [
-        "a, 64: 3 tokens/s",
-        "a, 1,024: 5 tokens/s",
-        "b, 64: 2 tokens/s",
-    ]
-    # The axis runs from 0 at y = 236 to 8 at y = 40.
-    heights = [float(dot.get("cy", "")) for dot in dots]
-    assert heights == [pytest.approx(236 - 196 * value / 8, abs=0.06) for value in (3, 5, 2)]
-
-
-def test_bars_are_as_tall_as_their_values_and_do_not_overlap() -> None:
-    bars = [bar for bar in _shapes(bar_chart(CHART), "rect") if bar.find("title") is not None]
-    spans = sorted((float(bar.get("x", "")), float(bar.get("width", ""))) for bar in bars)
-    assert len(spans) == 3
-    assert all(x + width <= following for (x, width), (following, _) in pairwise(spans))
-    heights = [float(bar.get("height", "")) for bar in bars]
-    assert heights[0] / heights[1] == pytest.approx(3 / 5, abs=0.01)
-
-
-def test_a_chart_without_measurements_is_still_a_chart() -> None:
-    empty = Chart("t", "u", "x", [], [Series("a", [])])
-    assert not re.search("nan|inf", bar_chart(empty) + line_chart(empty))
+def test_a_path_of_attributes_ends_where_there_is_nothing() -> None:
+    column = Column("count", "more.count")
+    table = Table("t", [column], [Outer([], more=Inner((1.0,))), Outer([])])
+    assert (table.headings, table.cells) == (["count"], [["1"], ["–"]])

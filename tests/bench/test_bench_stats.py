@@ -3,12 +3,12 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from kakeya.bench.gates import at_least, at_most, exit_status
-from kakeya.bench.stats import Samples, median_of_ratios, ratio, ratio_of_medians
+from kakeya.bench.report import Report, as_json, at_least, at_most, busy, bystanders_gate
+from kakeya.bench.stats import Samples, known, median_of_ratios, percentile, ratio, ratio_of_medians, slope
 
 
 def test_samples_are_summarised() -> None:
-    assert Samples((3.0, 1.0, 2.0)).to_dict() == {
+    assert as_json(Samples.of([3.0, 1.0, 2.0])) == {
         "median": 2.0,
         "min": 1.0,
         "max": 3.0,
@@ -73,5 +73,30 @@ def test_a_gate_does_not_judge_what_is_not_a_number(value: float) -> None:
 
 def test_exit_status_is_about_failed_gates_only() -> None:
     good, bad, open_ = (at_least("g", value, 1.0, absent="x") for value in (2.0, 0.5, None))
-    assert exit_status([good, open_]) == 0
-    assert exit_status([good, bad, open_]) == 1
+    assert Report("any", {}, {}, gates=(good, open_)).exit_status == 0
+    assert Report("any", {}, {}, gates=(good, bad, open_)).exit_status == 1
+
+
+@pytest.mark.parametrize(("share", "passed"), [(0.05, True), (0.051, False), (None, None)])
+def test_a_busy_machine_judges_nothing(share: float | None, passed: bool | None) -> None:
+    assert bystanders_gate(share).passed is passed
+    assert (busy(share) is None) is (passed is not False)
+    if passed is False:
+        assert busy(share, "latencies") == "others used 5% of the machine, so latencies mean nothing"
+
+
+@pytest.mark.parametrize(("percent", "value"), [(0, 1.0), (25, 1.75), (50, 2.5), (95, 3.85), (100, 4.0)])
+def test_percentiles_between_samples(percent: float, value: float) -> None:
+    assert percentile([4.0, 1.0, 3.0, 2.0], percent) == pytest.approx(value)
+
+
+def test_percentiles_of_little() -> None:
+    assert percentile([], 50) is None
+    assert percentile([7.0], 95) == 7.0
+    assert known([1.0, None, 0.0]) == [1.0, 0.0]
+
+
+def test_slopes() -> None:
+    assert slope([(0, 1), (1, 3), (2, 5)]) == pytest.approx(2)
+    assert slope([(0, 1), (0, 9)]) is None
+    assert slope([]) is None

@@ -151,7 +151,7 @@ def talk(terminal: Screen, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) ->
     def talk(person: Person, max_tokens: int = 8) -> tuple[str, str]:
         monkeypatch.setattr(builtins, "input", person)
         with runtime:
-            conversation = Conversation(runtime, SamplingParams(), max_tokens)
+            conversation = Conversation.begin(runtime, SamplingParams(), max_tokens)
             ChatLoop(terminal, conversation, runtime.describe()).run(seed=0)
         assert isinstance(terminal.out.file, io.StringIO)
         assert isinstance(terminal.err.file, io.StringIO)

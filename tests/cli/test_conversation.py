@@ -26,7 +26,7 @@ def empty_runtime(runtime: Runtime) -> Iterator[Runtime]:
 
 @pytest.fixture
 def conversation(empty_runtime: Runtime) -> Conversation:
-    return Conversation(empty_runtime, GREEDY, max_tokens=32)
+    return Conversation.begin(empty_runtime, GREEDY, max_tokens=32)
 
 
 def say(conversation: Conversation, text: str) -> str:
@@ -34,7 +34,7 @@ def say(conversation: Conversation, text: str) -> str:
 
 
 def other(runtime: Runtime, system: str | None = None, max_tokens: int = 32) -> Conversation:
-    return Conversation(runtime, GREEDY, max_tokens, system)
+    return Conversation.begin(runtime, GREEDY, max_tokens, system)
 
 
 def test_an_answer_streams_and_is_reported(conversation: Conversation) -> None:
@@ -75,7 +75,7 @@ def test_the_history_is_what_the_template_writes(empty_runtime: Runtime, max_tok
         for role, content in zip(("user", "assistant"), pair, strict=True)
     ]
     written = empty_runtime.tokenizer.chat_ids(messages, add_generation_prompt=False)
-    tokens = list(empty_runtime._desk._store.get(conversation.info().session_id, "local").sequence.tokens)
+    tokens = list(empty_runtime._store.get(conversation.info().session_id, "local").sequence.tokens)
     # The last answer may have been cut before its end token, and the template ends with a newline.
     assert written[: len(tokens)] == tokens
     assert len(written) - len(tokens) <= 2
@@ -255,4 +255,4 @@ def test_a_model_without_a_template_is_refused(runtime: Runtime, monkeypatch: py
     bare = Tokenizer(TokenizerFiles(runtime.tokenizer.files.tokenizer_json))
     monkeypatch.setattr(runtime, "tokenizer", bare)
     with pytest.raises(InvalidArgument, match=r"generate --raw"):
-        Conversation(runtime, GREEDY, 8)
+        Conversation.begin(runtime, GREEDY, 8)

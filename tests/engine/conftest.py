@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from kakeya.config import EngineConfig
+from kakeya.engine.backend import Backend
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import Proposer
-from kakeya.engine.runner import Backend
 from kakeya.models.decoder import Decoder
 from support import tiny
 from support.ahead import RunsAhead
@@ -55,7 +55,7 @@ def make_engine(decoder: Decoder, paced: Callable[[Backend], Backend]) -> Iterat
 
     def make(config: EngineConfig | None = None, proposer: Proposer | None = None) -> Engine:
         config = config or tiny.engine_config()
-        engines.append(Engine(paced(tiny.make_backend(decoder, config)), config, proposer))
+        engines.append(Engine(paced(tiny.make_backend(decoder, config)), config, proposer).start())
         return engines[-1]
 
     yield make

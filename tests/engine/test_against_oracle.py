@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from kakeya.config import CacheConfig
 from kakeya.engine.engine import Engine
-from kakeya.engine.sequence import Sequence
+from kakeya.engine.sequence import TokenSequence
 from kakeya.models.decoder import Decoder
 from kakeya.types import KernelChoice, Numerics
 from support import tiny
@@ -109,13 +109,13 @@ def test_positions_far_beyond_any_table_keep_their_angles(decoder: Decoder, orac
     """A session that has talked for ten million tokens attends as one that has talked for twenty."""
     config = tiny.engine_config()
     backend = tiny.make_backend(decoder, config)
-    engine = Engine(backend, config)
+    engine = Engine(backend, config).start()
     try:
         sequence = engine.open("someone", [])
         tokens = history(30)
         say(engine, sequence, tokens[:2], 1)  # computes the sinks
 
-        def jump_ahead(sequence: Sequence) -> None:
+        def jump_ahead(sequence: TokenSequence) -> None:
             """By whole turns of the ring; the window then fills anew."""
             ring = CacheConfig(2, 8, 4).slots - 2
             far = 2 + 10_000_000 // ring * ring

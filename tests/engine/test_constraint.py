@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from kakeya.engine.constraint import allows, is_last
 from kakeya.engine.engine import Engine
 from kakeya.engine.sampler import SampleRequest, sample
-from kakeya.engine.sequence import Sequence as EngineSequence
+from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.stream import EventStream
 from kakeya.errors import StepFailed
 from kakeya.types import DoneEvent, Numerics, SamplingParams, StopReason, TokenEvent
@@ -63,7 +63,7 @@ class Stairs:
 
 def constrained(
     engine: Engine,
-    sequence: EngineSequence,
+    sequence: TokenSequence,
     constraint: object,
     count: int = 20,
     sampling: SamplingParams = GREEDY,

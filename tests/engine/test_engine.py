@@ -2,17 +2,18 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence as Rows
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
+from kakeya.engine.backend import Backend
 from kakeya.engine.batch import Segment
+from kakeya.engine.cpu.backend import CpuBackend, StepOutput
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import DraftRequest
-from kakeya.engine.request import Follower
-from kakeya.engine.runner import Backend, CpuBackend, StepOutput
+from kakeya.engine.request import RequestListener
 from kakeya.engine.slab import KVSlab
 from kakeya.engine.stream import EventStream
 from kakeya.errors import (
@@ -38,12 +39,12 @@ PROMPT = [5, 9, 22, 13, 7]
 class Hooked(CpuBackend):
     """The real backend with something that happens before each run."""
 
-    def __init__(self, source: CpuBackend, before: Callable[[Rows[Segment]], None]) -> None:
+    def __init__(self, source: CpuBackend, before: Callable[[Sequence[Segment]], None]) -> None:
         self.__dict__ |= source.__dict__
         self.before = before
         self.batches: list[list[tuple[str, int]]] = []
 
-    def run(self, segments: Rows[Segment], hidden_layers: Rows[int] = ()) -> StepOutput:
+    def run(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> StepOutput:
         self.batches.append([(s.sequence.owner, s.rows) for s in segments])
         self.before(segments)
         return super().run(segments, hidden_layers)
@@ -53,10 +54,10 @@ class Hooked(CpuBackend):
 def hooked(
     decoder: Decoder, paced: Callable[[Backend], Backend], request: pytest.FixtureRequest
 ) -> Callable[..., tuple[Engine, Hooked]]:
-    def make(before: Callable[[Rows[Segment]], None], **changes: object) -> tuple[Engine, Hooked]:
+    def make(before: Callable[[Sequence[Segment]], None], **changes: object) -> tuple[Engine, Hooked]:
         config = tiny.engine_config(**changes)
         backend = Hooked(tiny.make_backend(decoder, config), before)
-        engine = Engine(paced(backend), config)
+        engine = Engine(paced(backend), config).start()
         request.addfinalizer(engine.shutdown)
         return engine, backend
 
@@ -259,7 +260,7 @@ def test_cancelling_in_the_middle_of_a_prompt(
 ) -> None:
     started, proceed = threading.Event(), threading.Event()
 
-    def before(segments: Rows[Segment]) -> None:
+    def before(segments: Sequence[Segment]) -> None:
         if segments[0].start == 16 and not proceed.is_set():
             started.set()
             proceed.wait(10)
@@ -333,7 +334,7 @@ def test_waiting_for_an_event_can_time_out(make_engine: MakeEngine) -> None:
 def test_a_failing_step_fails_its_own_request_only(
     hooked: Callable[..., tuple[Engine, Hooked]], oracle: Oracle
 ) -> None:
-    def before(segments: Rows[Segment]) -> None:
+    def before(segments: Sequence[Segment]) -> None:
         if any(s.sequence.owner == "cursed" and s.end > 20 for s in segments):
             raise RuntimeError("boom")
 
@@ -449,7 +450,7 @@ def test_too_many_requests_are_refused(make_engine: MakeEngine) -> None:
 def test_a_full_inbox_refuses(hooked: Callable[..., tuple[Engine, Hooked]]) -> None:
     running, proceed = threading.Event(), threading.Event()
 
-    def before(segments: Rows[Segment]) -> None:
+    def before(segments: Sequence[Segment]) -> None:
         running.set()
         proceed.wait(10)
 
@@ -484,14 +485,14 @@ def test_a_drain_hears_of_a_request_that_ends_within_a_step(make_engine: MakeEng
             super().put(event)
             self.poll()
 
-    class EagerFollower(Follower):
+    class EagerListener(RequestListener):
         def make_stream(self, wake: Callable[[], None]) -> EventStream:
             return Eager(wake)
 
     engine = make_engine()
     sequence = engine.open("someone", [])
     engine.append(sequence, PROMPT)
-    engine.generate(sequence, 500, GREEDY, EagerFollower())
+    engine.generate(sequence, 500, GREEDY, EagerListener())
     assert engine.drain(10)
     assert sequence.committed == len(PROMPT) + 500
 
@@ -537,11 +538,11 @@ def test_a_dying_engine_thread_leaves_nobody_waiting(
 ) -> None:
     """Neither the reader nor who keeps count of what runs."""
     engine, heard = make_engine(), []
-    follower = Follower()
-    monkeypatch.setattr(follower, "ended", lambda request: heard.append(request.terminal))
+    listener = RequestListener()
+    monkeypatch.setattr(listener, "ended", lambda request: heard.append(request.terminal))
     sequence = engine.open("someone", [])
     engine.append(sequence, PROMPT)
-    stream = engine.generate(sequence, 1000, GREEDY, follower)
+    stream = engine.generate(sequence, 1000, GREEDY, listener)
     stream.next_event(10)
 
     def bug(*args: object) -> None:
@@ -581,7 +582,7 @@ class Guesser:
     max_draft = 3
     hidden_layers = (0, 1)
 
-    def __init__(self, guess: Callable[[Rows[int]], list[int]]) -> None:
+    def __init__(self, guess: Callable[[Sequence[int]], list[int]]) -> None:
         self.guess = guess
         self.limits: list[int] = []
 
@@ -591,7 +592,7 @@ class Guesser:
     def restore(self, tensors: Mapping[str, Tensor]) -> Notebook:
         return Notebook(tensors["observed"].tolist())
 
-    def propose(self, requests: Rows[DraftRequest]) -> list[list[int]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         self.limits += [request.limit for request in requests]
         return [self.guess(request.tokens) for request in requests]
 
@@ -602,8 +603,8 @@ class Guesser:
         state.observed += range(start, start + len(hidden[0]))
 
 
-def clairvoyant(oracle: Oracle, wrong_every: int = 0) -> Callable[[Rows[int]], list[int]]:
-    def guess(tokens: Rows[int]) -> list[int]:
+def clairvoyant(oracle: Oracle, wrong_every: int = 0) -> Callable[[Sequence[int]], list[int]]:
+    def guess(tokens: Sequence[int]) -> list[int]:
         draft = oracle.greedy(list(tokens), 3, 2, 8)
         if wrong_every and len(tokens) % wrong_every == 0:
             draft[1] = (draft[1] + 1) % tiny.VOCAB
@@ -710,7 +711,7 @@ def test_a_fork_that_fails_gives_its_slab_back(
         raise RuntimeError("no copy today")
 
     with monkeypatch.context() as patch:
-        patch.setattr("kakeya.engine.sequence.Sequence.copy_from", refuse)
+        patch.setattr("kakeya.engine.sequence.TokenSequence.copy_from", refuse)
         with pytest.raises(RuntimeError, match="no copy today"):
             engine.fork(sequence)
     assert engine._backend.pool.free_count == free

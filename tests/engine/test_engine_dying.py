@@ -9,13 +9,13 @@ import torch
 
 from kakeya.engine import device, scoring
 from kakeya.engine.engine import Engine
-from kakeya.engine.observer import Unobserved
-from kakeya.engine.request import Follower
-from kakeya.engine.sequence import Sequence
+from kakeya.engine.request import RequestListener, State
+from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import KVSlab
 from kakeya.engine.stream import EventStream
 from kakeya.errors import InvariantViolation, KakeyaError, StepFailed, Unavailable
 from kakeya.models.decoder import Decoder
+from kakeya.observer import UNOBSERVED, EngineObserver
 from kakeya.types import FailedEvent, TokenEvent
 from support import tiny
 from support.breaking import FAULT, REASON, Breakable, fault
@@ -31,10 +31,10 @@ MakeBreakable = Callable[..., tuple[Engine, Breakable]]
 def make(decoder: Decoder) -> Iterator[MakeBreakable]:
     engines: list[Engine] = []
 
-    def make(observer: Unobserved | None = None, **changes: object) -> tuple[Engine, Breakable]:
+    def make(observer: EngineObserver = UNOBSERVED, **changes: object) -> tuple[Engine, Breakable]:
         config = tiny.engine_config(**changes)
         breakable = Breakable(tiny.make_backend(decoder, config))
-        engines.append(Engine(breakable, config, observer=observer))
+        engines.append(Engine(breakable, config, observer=observer).start())
         return engines[-1], breakable
 
     yield make
@@ -42,7 +42,7 @@ def make(decoder: Decoder) -> Iterator[MakeBreakable]:
         engine.shutdown()
 
 
-def started(engine: Engine, count: int = ENDLESS) -> tuple[Sequence, EventStream]:
+def started(engine: Engine, count: int = ENDLESS) -> tuple[TokenSequence, EventStream]:
     """A generate whose first tokens have been read."""
     sequence = engine.open("someone", [])
     engine.append(sequence, PROMPT)
@@ -95,7 +95,7 @@ def test_a_call_that_loses_the_device_ends_what_runs(
     make: MakeBreakable,
     monkeypatch: pytest.MonkeyPatch,
     patched: tuple[type, str],
-    call: Callable[[Engine, Sequence], object],
+    call: Callable[[Engine, TokenSequence], object],
 ) -> None:
     engine, broken = make()
     resting = engine.open("someone", [])
@@ -124,7 +124,7 @@ def test_fetching_scores_that_finds_the_device_lost(
 ) -> None:
     engine, broken = make()
     broken.breaks_at = "fetch"
-    monkeypatch.setattr(scoring, "fetched", lambda *_: broken.work("fetch"))
+    monkeypatch.setattr(scoring, "fetch", lambda *_: broken.work("fetch"))
     with pytest.raises(Unavailable, match=FAULT):
         list(scoring.score_tokens(engine, [3, 4], 1))
     assert engine.ended.result(WAIT_S) == REASON
@@ -171,7 +171,7 @@ def test_a_cancel_that_finds_an_invariant_broken_fails_its_own_session(make: Mak
     engine, _ = make()
     (bad, cancelled), (_, other) = started(engine), started(engine)
 
-    def spoil(sequence: Sequence) -> None:
+    def spoil(sequence: TokenSequence) -> None:
         sequence.slab.committed = 99
         cancelled.cancel()
 
@@ -187,13 +187,13 @@ def test_who_waits_behind_the_call_that_kills_is_told_too(make: MakeBreakable) -
     engine, broken = make()
     begun, proceed, told = threading.Event(), threading.Event(), []
 
-    def last_call(sequence: Sequence) -> None:
+    def last_call(sequence: TokenSequence) -> None:
         begun.set()
         proceed.wait(WAIT_S)
         broken.breaks_at = "look"
         broken.work("look")
 
-    def ask(view: Callable[[Sequence], object]) -> None:
+    def ask(view: Callable[[TokenSequence], object]) -> None:
         try:
             engine.read(sequence, view)
         except Unavailable as error:
@@ -243,7 +243,7 @@ def test_an_answer_that_is_whole_can_still_be_read(make: MakeBreakable) -> None:
     sequence = engine.open("someone", [])
     engine.append(sequence, PROMPT)
     whole = engine.generate(sequence, 5, GREEDY)
-    while engine.read(sequence, lambda s: s.request is None or not s.request.finished):
+    while engine.read(sequence, lambda s: s.request is None or s.request.state is not State.FINISHED):
         time.sleep(0.001)
     _, running = started(engine)
     broken.breaks_at = "launch"
@@ -251,7 +251,7 @@ def test_an_answer_that_is_whole_can_still_be_read(make: MakeBreakable) -> None:
     assert done_of(whole).generated_token_count == 5
 
 
-class Followed(Follower):
+class Listening(RequestListener):
     """Counts what it hears."""
 
     def __init__(self) -> None:
@@ -264,7 +264,7 @@ class Followed(Follower):
         self.ends += 1
 
 
-class Broken(Unobserved):
+class Broken(EngineObserver):
     """An observer with a bug of its own."""
 
     def request_ended(self, seconds: float, *, started: bool) -> None:
@@ -274,16 +274,16 @@ class Broken(Unobserved):
 def test_everybody_is_told_whatever_else_breaks(make: MakeBreakable) -> None:
     """The first request's end kills the engine, and would stop the burial of the others."""
     engine, _ = make(Broken())
-    followers = [Followed() for _ in range(3)]
+    listeners = [Listening() for _ in range(3)]
     streams = []
-    for follower in followers:
+    for listener in listeners:
         sequence = engine.open("someone", [])
         engine.append(sequence, PROMPT)
-        streams.append(engine.generate(sequence, ENDLESS, GREEDY, follower))
+        streams.append(engine.generate(sequence, ENDLESS, GREEDY, listener))
     streams[0].cancel()
     assert [ending(stream) for stream in streams[1:]] == ["the engine died; its log says why"] * 2
     assert engine.ended.result(WAIT_S) == "the engine died; its log says why"
-    assert [follower.answers for follower in followers] == [1, 1, 1]
+    assert [listener.answers for listener in listeners] == [1, 1, 1]
 
 
 def test_an_engine_that_was_shut_down_did_not_die(make: MakeBreakable) -> None:

@@ -1,7 +1,7 @@
 """All layers in one native call: the very bits of the operations called one by one, for every family."""
 
 import copy
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kakeya.config import EngineConfig
 from kakeya.engine.batch import Segment
-from kakeya.engine.runner import CpuBackend
-from kakeya.engine.sequence import Sequence
+from kakeya.engine.cpu.backend import CpuBackend
+from kakeya.engine.sequence import TokenSequence
 from kakeya.models.decoder import Decoder
 from kakeya.types import DType, KernelChoice, WeightFormat
 from support import families, gguf_files, tiny
@@ -54,10 +54,10 @@ class Stepper:
     def __init__(self, decoder: Decoder, config: EngineConfig) -> None:
         self.backend: CpuBackend = tiny.make_backend(decoder, config)
         self.backend.pool.storage.zero_()
-        self.sequences = [Sequence(self.backend.pool.allocate(), "me", [], None) for _ in range(3)]
+        self.sequences = [TokenSequence(self.backend.pool.allocate(), "me", [], None) for _ in range(3)]
 
     @torch.inference_mode()
-    def step(self, rows: Rows[tuple[int, Rows[int]]], hidden_layers: Rows[int] = ()) -> Tensor:
+    def step(self, rows: Sequence[tuple[int, Sequence[int]]], hidden_layers: Sequence[int] = ()) -> Tensor:
         """The logits of all rows, given as (session, tokens)."""
         segments = []
         for index, tokens in rows:

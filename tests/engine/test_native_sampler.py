@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kakeya.engine import runner
-from kakeya.engine.native_sampler import NativeSampler
-from kakeya.engine.sampler import SampleRequest, sample
+from kakeya.engine.cpu import backend
+from kakeya.engine.cpu.sampler import native_sampler
+from kakeya.engine.sampler import Sampler, SampleRequest, sample
 from kakeya.kernels import Kernels
 from kakeya.types import KernelChoice, SamplingParams, TokenEvent
 from support import tiny
@@ -25,12 +25,16 @@ def chosen_natively(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     pytest.importorskip("kakeya.kernels._native", reason="the native kernels are not built here")
     calls: list[int] = []
 
-    class Counting(NativeSampler):
-        def __call__(self, logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[TokenEvent]:
-            calls.append(len(requests))
-            return super().__call__(logits, requests)
+    def counting(kernels: Kernels) -> Sampler:
+        choose = native_sampler(kernels)
 
-    monkeypatch.setattr(runner, "NativeSampler", Counting)
+        def count(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> list[TokenEvent]:
+            calls.append(len(requests))
+            return choose(logits, requests)
+
+        return count
+
+    monkeypatch.setattr(backend, "native_sampler", counting)
     return calls
 
 
@@ -46,10 +50,10 @@ def test_native_kernels_choose_the_samplers_tokens(
     native = tokens(tiny_llama, KernelChoice.NATIVE)
     assert len(native) == sum(chosen_natively) == 40
 
-    def numpy_sampler(kernels: Kernels) -> runner.Sampler:
+    def numpy_sampler(kernels: Kernels) -> Sampler:
         return sample
 
-    monkeypatch.setattr(runner, "NativeSampler", numpy_sampler)
+    monkeypatch.setattr(backend, "native_sampler", numpy_sampler)
     assert tokens(tiny_llama, KernelChoice.NATIVE) == native
 
 

@@ -1,6 +1,6 @@
 """Bits: what may and what may not change them."""
 
-from collections.abc import Iterator, Sequence as Rows
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from kakeya.config import EngineConfig
 from kakeya.engine.batch import Segment
+from kakeya.engine.cpu.backend import CpuBackend, StepOutput
 from kakeya.engine.engine import Engine
-from kakeya.engine.runner import CpuBackend, StepOutput
-from kakeya.engine.sequence import Sequence
+from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.state import read_state, write_state
 from kakeya.types import DType, KernelChoice, Numerics, SamplingParams, WeightFormat
 from support import tiny
@@ -26,7 +26,7 @@ class Recording(CpuBackend):
         self.__dict__ |= source.__dict__
         self.seen: dict[tuple[int, int], Tensor] = {}
 
-    def run(self, segments: Rows[Segment], hidden_layers: Rows[int] = ()) -> StepOutput:
+    def run(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> StepOutput:
         output = super().run(segments, hidden_layers)
         rows = iter(output.logits)
         for segment in segments:
@@ -40,9 +40,9 @@ class Bench:
 
     def __init__(self, directory: Path, config: EngineConfig) -> None:
         self.backend = Recording(tiny.make_backend(tiny.load(directory, config), config))
-        self.engine = Engine(self.backend, config)
+        self.engine = Engine(self.backend, config).start()
 
-    def logits(self, sequence: Sequence) -> dict[int, Tensor]:
+    def logits(self, sequence: TokenSequence) -> dict[int, Tensor]:
         return {p: row for (slab, p), row in self.backend.seen.items() if slab == sequence.slab.index}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from kakeya.engine.engine import Engine
-from kakeya.engine.request import Follower, Request
+from kakeya.engine.request import Request, RequestListener
 from kakeya.models.decoder import Decoder
 from kakeya.types import DoneEvent, StopReason
 from support import tiny
@@ -14,7 +14,7 @@ from support.turns import GREEDY, say, tokens_of
 PROMPT = [5, 9, 22, 13, 7]
 
 
-class Diary(Follower):
+class Diary(RequestListener):
     """Writes down when it is called, with what the reader had taken by then."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ def engine(make_engine: Callable[..., Engine]) -> Engine:
     return make_engine()
 
 
-def test_a_follower_hears_the_answer_before_the_reader_does(engine: Engine) -> None:
+def test_a_listener_hears_the_answer_before_the_reader_does(engine: Engine) -> None:
     sequence, diary = engine.open("someone", []), Diary()
     engine.append(sequence, PROMPT)
     stream = engine.generate(sequence, 3, GREEDY, diary)
@@ -45,7 +45,7 @@ def test_a_follower_hears_the_answer_before_the_reader_does(engine: Engine) -> N
     assert diary.entries[-1] == (StopReason.MAX_TOKENS, 3)
 
 
-def test_the_end_a_follower_hears_is_the_final_one(engine: Engine) -> None:
+def test_the_end_a_listener_hears_is_the_final_one(engine: Engine) -> None:
     sequence, diary = engine.open("someone", []), Diary()
     engine.append(sequence, PROMPT)
     stream = engine.generate(sequence, 3, GREEDY, diary)
@@ -57,7 +57,7 @@ def test_the_end_a_follower_hears_is_the_final_one(engine: Engine) -> None:
     assert diary.entries[-1] == (StopReason.CANCELLED, 1)
 
 
-class Clumsy(Follower):
+class Clumsy(RequestListener):
     """Fails at everything it hears."""
 
     def answered(self, request: Request) -> None:
@@ -66,7 +66,7 @@ class Clumsy(Follower):
     ended = answered
 
 
-def test_a_follower_that_fails_harms_nobody(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_fails_harms_nobody(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     sequence = engine.open("someone", [])
     engine.append(sequence, PROMPT)
     assert len(tokens_of(engine.generate(sequence, 3, GREEDY, Clumsy()))) == 3

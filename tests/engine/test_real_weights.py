@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kakeya.config import CacheConfig, EngineConfig
+from kakeya.engine.backends import CUDA, open_backend
 from kakeya.engine.engine import Engine
-from kakeya.engine.opening import CUDA, open_backend
 from kakeya.models.blocks import BlockTensor
 from kakeya.models.checkpoint import Checkpoint, open_checkpoint
 from kakeya.text import Tokenizer
@@ -42,7 +42,7 @@ def engine(request: pytest.FixtureRequest, default_model: Path) -> Iterator[Engi
     else:
         device = CUDA if request.param == "cuda" else torch.device("cpu")
         backend = make_device_backend(default_model, CONFIG, device)
-    engine = Engine(backend, CONFIG)
+    engine = Engine(backend, CONFIG).start()
     yield engine
     engine.shutdown()
 

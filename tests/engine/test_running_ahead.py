@@ -1,12 +1,12 @@
 """Steps that are launched before the last one's tokens are read."""
 
-from collections.abc import Callable, Iterator, Sequence as Rows
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from kakeya.engine.backend import Backend, LaunchedStep, StepResult
 from kakeya.engine.batch import PENDING, Segment
 from kakeya.engine.engine import Engine
-from kakeya.engine.runner import Backend, LaunchedStep, StepResult
 from kakeya.engine.sampler import SampleRequest
 from kakeya.errors import StepFailed
 from kakeya.models.decoder import Decoder
@@ -30,10 +30,10 @@ class Watched(RunsAhead):
         self.unread = 0
         self.most_unread = 0
         self.launched: list[list[int]] = []
-        self.spoil: Callable[[int, Rows[Segment]], bool] = lambda step, segments: False
+        self.spoil: Callable[[int, Sequence[Segment]], bool] = lambda step, segments: False
 
     def _run(
-        self, segments: Rows[Segment], requests: Rows[SampleRequest], hidden_layers: Rows[int]
+        self, segments: Sequence[Segment], requests: Sequence[SampleRequest], hidden_layers: Sequence[int]
     ) -> LaunchedStep:
         step = len(self.launched)
         self.launched.append([s.tokens[0] for s in segments])
@@ -61,7 +61,7 @@ def make_ahead(decoder: Decoder) -> Iterator[MakeAhead]:
     def make(**changes: object) -> tuple[Engine, Watched]:
         config = tiny.engine_config(**changes)
         backend = Watched(tiny.make_backend(decoder, config))
-        engines.append(Engine(backend, config))
+        engines.append(Engine(backend, config).start())
         return engines[-1], backend
 
     yield make

@@ -66,7 +66,7 @@ def device_engine(tiny_llama: Path, request: pytest.FixtureRequest) -> Iterator[
     config = tiny.engine_config(numerics=request.param)
     backend = make_device_backend(tiny_llama, config)
     backend._head_rows = 2
-    engine = Engine(backend, config)
+    engine = Engine(backend, config).start()
     yield engine
     engine.shutdown()
 

@@ -7,7 +7,6 @@ import grpc
 import pytest
 
 import kakeya
-from kakeya.grpc_server import service
 from kakeya.runtime import Runtime
 from kakeya.types import SamplingParams, TokenEvent
 from kakeya.wire import runtime_pb2 as pb
@@ -199,15 +198,14 @@ def test_a_repeated_request_id_does_nothing_twice(stub: Any) -> None:
     assert len(stub.ListSessions(pb.ListSessionsRequest()).sessions) == 2
 
 
-def test_the_memory_of_forks_is_bounded(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_REMEMBERED_FORKS", 1)
+def test_a_repeated_fork_is_told_the_length_that_it_had(stub: Any) -> None:
     session_id = new_session(stub, PROMPT)
     asked = [pb.ForkSessionRequest(session_id=session_id, request_id=name) for name in ("one", "two")]
-    first, second = (stub.ForkSession(request) for request in asked)
-    for fork in (first, second):
+    forks = [stub.ForkSession(request) for request in asked]
+    for fork in forks:
         stub.AppendTokens(pb.AppendTokensRequest(session_id=fork.session_id, token_ids=[3]))
-    assert stub.ForkSession(asked[1]).history_length == 5
-    assert stub.ForkSession(asked[0]).history_length == 6  # forgotten, and asked for again
+    assert [stub.ForkSession(request) for request in asked] == forks
+    assert [fork.history_length for fork in forks] == [5, 5]
 
 
 def test_a_cancelled_generate_keeps_exactly_what_was_sent(stub: Any, runtime: Runtime) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from kakeya import errors
 from kakeya.config import Quotas, RuntimeConfig
-from kakeya.engine.runner import CpuBackend
+from kakeya.engine.cpu.backend import CpuBackend
 from kakeya.grpc_server import Server
 from kakeya.grpc_server.status import STATUS_CODES, status_code, status_details
 from kakeya.runtime import Runtime
@@ -112,7 +112,7 @@ def test_a_broken_invariant_fails_the_session_alone(
 ) -> None:
     broken, other = new_session(stub, PROMPT), new_session(stub, PROMPT)
     list(stub.Generate(generate(broken, 2)))
-    session = runtime._desk.used(broken, "local")
+    session = runtime._used(broken, "local")
     session.sequence.slab.committed = 99
     assert refused(lambda: stub.Generate(generate(broken)))[:2] == (
         Code.FAILED_PRECONDITION,

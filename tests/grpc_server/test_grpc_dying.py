@@ -8,7 +8,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kakeya import runtime as runtime_module
+from kakeya import loading
 from kakeya.grpc_server import Server
 from kakeya.grpc_server.server import SERVICE_NAME
 from kakeya.runtime import Runtime
@@ -23,7 +23,7 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 
 @pytest.fixture
 def breakable(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Runtime]]:
-    monkeypatch.setattr(runtime_module, "open_backend", open_breakable)
+    monkeypatch.setattr(loading, "open_backend", open_breakable)
     with serving.serving(model) as live:
         yield live
 

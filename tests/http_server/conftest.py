@@ -1,11 +1,18 @@
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
+from kakeya.config import CacheConfig, HttpConfig
 from kakeya.http_server import HttpServer
+from kakeya.http_server.state import HttpState
+from kakeya.http_server.text_sessions import TextSessions
 from kakeya.runtime import Runtime
+from kakeya.serving.commons import Commons
+from kakeya.serving.keys import KeyRing
+from kakeya.serving.workers import Workers
 from support import serving
 from support.http_serving import client_of, eventually, serving_http
 from support.responding import OWNER, Responding, responding
@@ -38,6 +45,27 @@ def runtime(live: tuple[HttpServer, Runtime]) -> Runtime:
 def client(server: HttpServer) -> Iterator[httpx.Client]:
     with client_of(server) as client:
         yield client
+
+
+@pytest.fixture
+def small_runtime(model: Path) -> Iterator[Runtime]:
+    """A runtime of its own: three sessions of 64 tokens."""
+    cache = CacheConfig(sink=2, window=62, spare=8)
+    with Runtime.open(str(model), replace(serving.ENGINE, cache=cache, capacity=3)) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def state() -> Iterator[HttpState]:
+    """That of a server which does not listen."""
+    workers = Workers(4)
+    yield HttpState(HttpConfig(), KeyRing(()), workers, Commons())
+    workers.close()
+
+
+@pytest.fixture
+def sessions(small_runtime: Runtime, state: HttpState) -> TextSessions:
+    return TextSessions(small_runtime, state)
 
 
 @pytest.fixture(scope="session")

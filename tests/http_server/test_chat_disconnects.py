@@ -135,7 +135,7 @@ def test_a_session_that_breaks_ends_its_stream(rude: tuple[HttpServer, Runtime])
         [info] = runtime.list_sessions(owner="local")[0]
         sequence = sequence_of(runtime, info.session_id)
         broken = InvariantViolation("INV-1", "broken by the test")
-        runtime._engine._inbox.ask(lambda: runtime._engine._ending.fail_sequence(sequence, broken))
+        runtime._engine._inbox.ask(lambda: sequence.fail(broken))
         told = list(events)
     assert json.loads(told[-1])["error"]["code"] == "invariant_violation"
     eventually(lambda: nothing_is_left(server, runtime))

@@ -1,5 +1,6 @@
 """Completions: text and tokens continued as the runtime does, and scored as the model thinks."""
 
+import asyncio
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
@@ -7,10 +8,14 @@ from typing import Any
 import pytest
 
 from kakeya.http_server import HttpServer
+from kakeya.http_server.completions.text import Prompt
 from kakeya.runtime import Runtime
-from kakeya.types import SamplingParams
+from kakeya.text import Tokenizer
+from kakeya.text.answer import Piece
+from kakeya.types import SamplingParams, TokenEvent
 from support.chatting import TEXT, Talker, decoded, generated, letter_bias
 from support.http_serving import client_of, eventually
+from support.vocabularies import sentencepiece_files
 
 PROMPT = "hello world, Größe 日本"
 
@@ -208,3 +213,20 @@ def test_no_room_in_a_stream_is_its_last_event(talker: Talker, runtime: Runtime)
     for session_id in named:
         runtime.close_session(session_id, owner="local")
     assert '"rate_limit_exceeded"' in told[-1]
+
+
+def test_what_the_tokenizer_puts_in_front_is_no_part_of_a_prompt() -> None:
+    tokenizer = Tokenizer(sentencepiece_files())
+
+    async def told() -> tuple[list[int], Piece]:
+        prompt = Prompt("hello world", tokenizer)
+        return prompt.token_ids, prompt.piece_of([TokenEvent(token_id) for token_id in prompt.token_ids])
+
+    ids, piece = asyncio.run(told())
+    assert ids[0] == tokenizer.bos_id
+    assert piece.text == "hello world"
+    texts = [token.text for token in piece.tokens]
+    assert "".join(texts) == "<s> hello world"
+    assert piece.tokens[0].offset == piece.tokens[1].offset == 0
+    assert all(piece.text[token.offset :].startswith(token.text) for token in piece.tokens[3:])
+    assert piece.tokens[-1].offset == len("hello world") - len(texts[-1])

@@ -1,5 +1,6 @@
 """Conversations: named places that responses move on."""
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ from openai.types.conversations import Conversation, ConversationItem
 from pydantic import TypeAdapter
 
 from kakeya.config import HttpConfig
+from kakeya.errors import SessionBusy
+from kakeya.http_server.responses.run import Run
 from kakeya.http_server.responses.schema import ResponseRequest
 from support.responding import OWNER, Responding, cached, history, responding, text_of
 from support.serving import on_loop
@@ -228,18 +231,23 @@ def test_only_who_claimed_a_conversation_gives_it_back(api: Responding) -> None:
     asked = ResponseRequest.model_validate({"input": "Hello", "conversation": begun(api)})
 
     async def claims() -> list[bool]:
-        service = api.server.state.responses
-        assert service is not None
-        first = service.begin(OWNER, asked)
+        service = api.server.state.require_loaded().responses
         assert asked.conversation is not None
         conversation = service.conversation(OWNER, asked.conversation.id)
+        first, second, late = (Run(service, OWNER, service.plan(OWNER, asked)) for _ in range(3))
         claimed = [conversation.is_busy]
+        await first.open(AsyncExitStack())
+        claimed.append(conversation.is_busy)
+        with pytest.raises(SessionBusy):
+            await late.open(AsyncExitStack())
+        await late.aclose()
+        claimed.append(conversation.is_busy)
         await first.aclose()
         claimed.append(conversation.is_busy)
-        second = service.begin(OWNER, asked)
+        await second.open(AsyncExitStack())
         await first.aclose()
         claimed.append(conversation.is_busy)
         await second.aclose()
         return [*claimed, conversation.is_busy]
 
-    assert on_loop(claims()) == [True, False, True, False]
+    assert on_loop(claims()) == [False, True, True, False, True, False]

@@ -123,8 +123,7 @@ ENDLESS = {"max_tokens": 2**30, "logit_bias": {"0": -100}}
 
 
 def post(server: HttpServer, path: str, **fields: object) -> Asking:
-    assert server.state.runtime is not None
-    model = server.state.runtime.describe().model
+    model = server.state.require_loaded().runtime.describe().model
     return Asking(server, "POST", path, {"model": model, **fields})
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kakeya import runtime as runtime_module
+from kakeya import loading
 from kakeya.http_server import HttpServer
 from kakeya.runtime import Runtime
 from support.breaking import REASON, device_of, open_breakable
@@ -18,7 +18,7 @@ ENDLESS = {"max_tokens": 2**30, "logit_bias": {"0": -100}}
 
 @pytest.fixture
 def breakable(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[HttpServer, Runtime]]:
-    monkeypatch.setattr(runtime_module, "open_backend", open_breakable)
+    monkeypatch.setattr(loading, "open_backend", open_breakable)
     with serving_http(model) as live:
         yield live
 

@@ -10,47 +10,45 @@ from typing import Any
 import pytest
 
 from kakeya.errors import InvariantViolation, ResourceExhausted, SessionNotFound
-from kakeya.http_server.prompting import Message
 from kakeya.http_server.responses.branches import Branches
 from kakeya.http_server.responses.store import Record, ResponseStore
-from kakeya.http_server.threads import Thread
-from kakeya.serving.room import MakeRoom
+from kakeya.http_server.text_sessions import TextSession, TextSessions
+from kakeya.text.prompting import Message
 
 NEW = (Message("user", "More"),)
 
 
-class Threads:
-    """Threads as the branches see them; `before` may hold up or break a call."""
+class Sessions(TextSessions):
+    """Text sessions that are only counted; `before` may hold up or break a call."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int) -> None:
+        runtime = SimpleNamespace(config=SimpleNamespace(capacity=capacity), free_slabs=capacity)
+        super().__init__(runtime, None)  # type: ignore[arg-type]
         self.open: set[str] = set()
         self.made = 0
         self.before: dict[str, Callable[[], Awaitable[None]]] = {}
 
-    def makes_room(self, make_room: MakeRoom) -> None:
-        self.make_room = make_room
-
-    def new(self) -> Thread:
+    def new(self) -> TextSession:
         self.made += 1
         self.open.add(str(self.made))
-        return Thread("me", str(self.made), (), False, "", 0, frozenset())
+        return TextSession("me", str(self.made), (), False, "", 0, frozenset())
 
-    async def fork(self, thread: Thread) -> Thread:
+    async def fork(self, session: TextSession) -> TextSession:
         await self._pass("fork")
-        if thread.session_id not in self.open:
-            raise SessionNotFound(thread.session_id)
-        copy = replace(thread, session_id=self.new().session_id)
+        if session.session_id not in self.open:
+            raise SessionNotFound(session.session_id)
+        copy = replace(session, session_id=self.new().session_id)
         await self._pass("forked")
         return copy
 
-    async def extend(self, thread: Thread, new_messages: Sequence[Message]) -> bool:
+    async def extend(self, session: TextSession, new_messages: Sequence[Message]) -> bool:
         await self._pass("extend")
-        if thread.session_id not in self.open:
-            raise SessionNotFound(thread.session_id)
+        if session.session_id not in self.open:
+            raise SessionNotFound(session.session_id)
         return True
 
-    async def close(self, thread: Thread) -> None:
-        self.open.discard(thread.session_id)
+    async def close(self, session: TextSession) -> None:
+        self.open.discard(session.session_id)
 
     async def _pass(self, call: str) -> None:
         if call in self.before:
@@ -58,13 +56,12 @@ class Threads:
 
 
 class Office:
-    """A store, its branches, and threads that are only counted."""
+    """A store, its branches, and sessions that are only counted."""
 
     def __init__(self, capacity: int = 8) -> None:
-        self.threads = Threads()
+        self.sessions = Sessions(capacity)
         self.store = ResponseStore(100, None, lambda record: self.branches.forget(record))
-        self.runtime = SimpleNamespace(config=SimpleNamespace(capacity=capacity), free_slabs=capacity)
-        self.branches = Branches(self.runtime, self.threads, self.store)  # type: ignore[arg-type]
+        self.branches = Branches(self.sessions, self.store)
 
     def record(self, name: str, parent: Record | None = None, owner: str = "me") -> Record:
         record = Record(
@@ -78,7 +75,7 @@ class Office:
             messages=(),
             input_items=[],
             body={"output": []},
-            thread=self.threads.new(),
+            session=self.sessions.new(),
             item_count=0,
         )
         self.store.add(record)
@@ -100,15 +97,15 @@ def test_a_turn_that_is_cancelled_while_it_is_written_leaves_the_copy() -> None:
     async def work() -> None:
         office = Office()
         record = office.record("a")
-        office.threads.before["extend"] = lambda: asyncio.sleep(60)
-        turn = asyncio.create_task(office.branches.gone_on(record, NEW, keep=True, moving=0))
+        office.sessions.before["extend"] = lambda: asyncio.sleep(60)
+        turn = asyncio.create_task(office.branches.continue_from(record, NEW, keep=True, moving=0))
         await asyncio.sleep(0.01)
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
-        await office.branches.settle()
-        assert record.thread is not None
-        assert office.threads.open == {record.thread.session_id} == {"2"}
+        await office.sessions.settle()
+        assert record.session is not None
+        assert office.sessions.open == {record.session.session_id} == {"2"}
 
     run(work)
 
@@ -118,14 +115,14 @@ def test_a_record_that_is_forgotten_meanwhile_leaves_no_copy() -> None:
         for keep, call in product((True, False), ("fork", "forked", "extend")):
             office = Office()
             record = office.record("a")
-            office.threads.before[call] = lambda: asyncio.sleep(0.01)
-            turn = asyncio.create_task(office.branches.gone_on(record, NEW, keep=keep, moving=0))
+            office.sessions.before[call] = lambda: asyncio.sleep(0.01)
+            turn = asyncio.create_task(office.branches.continue_from(record, NEW, keep=keep, moving=0))
             await asyncio.sleep(0)
             office.store.remove(record)
             used = await turn
-            await office.branches.settle()
-            assert record.thread is None, (keep, call)
-            assert office.threads.open == ({used.session_id} if used is not None else set())
+            await office.sessions.settle()
+            assert record.session is None, (keep, call)
+            assert office.sessions.open == ({used.session_id} if used is not None else set())
 
     run(work)
 
@@ -139,14 +136,14 @@ def test_a_record_that_is_forgotten_during_a_refused_turn_leaves_nothing() -> No
             await asyncio.sleep(0.01)
             raise ResourceExhausted("too many tokens a minute")
 
-        office.threads.before["extend"] = refuse_late
-        turn = asyncio.create_task(office.branches.gone_on(record, NEW, keep=True, moving=0))
+        office.sessions.before["extend"] = refuse_late
+        turn = asyncio.create_task(office.branches.continue_from(record, NEW, keep=True, moving=0))
         await asyncio.sleep(0)
         office.store.remove(record)
         with pytest.raises(ResourceExhausted):
             await turn
-        await office.branches.settle()
-        assert office.threads.open == set()
+        await office.sessions.settle()
+        assert office.sessions.open == set()
 
     run(work)
 
@@ -155,16 +152,16 @@ def test_without_room_for_a_copy_the_session_itself_goes_on() -> None:
     async def work() -> None:
         office = Office()
         record = office.record("a")
-        office.threads.before["fork"] = raising(ResourceExhausted("full"))
-        used = await office.branches.gone_on(record, NEW, keep=True, moving=0)
+        office.sessions.before["fork"] = raising(ResourceExhausted("full"))
+        used = await office.branches.continue_from(record, NEW, keep=True, moving=0)
         assert used is not None
-        assert (used.session_id, record.thread) == ("1", None)
+        assert (used.session_id, record.session) == ("1", None)
         claimed = office.record("b")
         claimed.claims = 1
-        kept = claimed.thread
+        kept = claimed.session
         with pytest.raises(ResourceExhausted):
-            await office.branches.gone_on(claimed, NEW, keep=True, moving=0)
-        assert claimed.thread is kept
+            await office.branches.continue_from(claimed, NEW, keep=True, moving=0)
+        assert claimed.session is kept
 
     run(work)
 
@@ -173,10 +170,10 @@ def test_one_that_nobody_else_needs_may_be_used_up_when_there_is_no_slab() -> No
     async def work() -> None:
         office = Office()
         lone = office.record("a")
-        office.runtime.free_slabs = 0
-        used = await office.branches.gone_on(lone, NEW, keep=False, moving=0)
+        office.sessions.runtime.free_slabs = 0
+        used = await office.branches.continue_from(lone, NEW, keep=False, moving=0)
         assert used is not None
-        assert (used.session_id, lone.thread) == ("1", None)
+        assert (used.session_id, lone.session) == ("1", None)
 
     run(work)
 
@@ -186,29 +183,29 @@ def test_a_session_that_broke_is_no_longer_ours() -> None:
         for keep in (True, False):
             office = Office()
             record = office.record("a")
-            office.threads.before["extend"] = raising(InvariantViolation("INV-1", "broken"))
-            assert await office.branches.gone_on(record, NEW, keep=keep, moving=0) is None
-            await office.branches.settle()
-            assert record.thread is None
-            assert "2" not in office.threads.open, "the copy was ours"
+            office.sessions.before["extend"] = raising(InvariantViolation("INV-1", "broken"))
+            assert await office.branches.continue_from(record, NEW, keep=keep, moving=0) is None
+            await office.sessions.settle()
+            assert record.session is None
+            assert "2" not in office.sessions.open, "the copy was ours"
 
     run(work)
 
 
-def test_room_is_made_by_the_most_dispensable_first() -> None:
+def test_the_most_dispensable_are_evicted_first() -> None:
     async def work() -> None:
         office = Office(capacity=40)
         theirs = office.record("t2", office.record("t1", owner="they"), owner="they")
         mine = office.record("m2", office.record("m1"))
         lone, their_lone = office.record("l"), office.record("tl", owner="they")
         given_up = []
-        while await office.threads.make_room("me", False):
+        while await office.branches.evict("me", False):
             records = [record.id for record in office.store.live()]
             given_up += [name for name in ("t1", "m1", "l", "tl") if name not in records + given_up]
         assert given_up == ["m1", "t1", "l", "tl"]
-        assert theirs.thread is not None
-        assert mine.thread is not None
-        assert (lone.thread, their_lone.thread) == (None, None)
+        assert theirs.session is not None
+        assert mine.session is not None
+        assert (lone.session, their_lone.session) == (None, None)
 
     run(work)
 
@@ -218,8 +215,8 @@ def test_what_has_no_session_any_more_is_simply_forgotten() -> None:
         office = Office()
         record = office.record("a")
         await office.branches.give_up(record)
-        assert office.threads.open == set()
-        assert await office.branches.gone_on(record, NEW, keep=True, moving=0) is None
+        assert office.sessions.open == set()
+        assert await office.branches.continue_from(record, NEW, keep=True, moving=0) is None
         office.store.remove(record)
         assert record.is_gone
 
@@ -230,11 +227,11 @@ def test_who_is_over_its_own_quota_closes_only_its_own() -> None:
     async def work() -> None:
         office = Office()
         theirs = office.record("t1", owner="they")
-        assert await office.threads.make_room("me", True) is False
-        assert theirs.thread is not None
+        assert await office.branches.evict("me", True) is False
+        assert theirs.session is not None
         busy = office.record("m1")
         async with busy.lock:
-            assert await office.threads.make_room("me", True) is False, "somebody is going on from it"
-        assert await office.threads.make_room("me", True) is True
+            assert await office.branches.evict("me", True) is False, "somebody is going on from it"
+        assert await office.branches.evict("me", True) is True
 
     run(work)

@@ -2,23 +2,25 @@
 
 from typing import Any
 
-from kakeya.http_server.generation import Piece, TextToken
 from kakeya.http_server.responses.output import OutputWriter
+from kakeya.text.answer import Piece, TextToken
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def told(writer: OutputWriter, *pieces: str, is_complete: bool = True) -> list[dict[str, Any]]:
     events = [event for text in pieces for event in writer.feed(piece(text))]
-    return events + list(writer.finish(is_complete=is_complete))
+    return events + writer.finish(is_complete=is_complete)
 
 
 def piece(text: str) -> Piece:
     return Piece(text, (TextToken(1, text, list(text.encode()), -1.0, ((text, list(text.encode()), -1.0),)),))
 
 
-def writer(*, reads_calls: bool = True, with_logprobs: bool = False) -> OutputWriter:
-    return OutputWriter(reads_calls=reads_calls, with_logprobs=with_logprobs)
+def writer(
+    *, reads_calls: bool = True, with_logprobs: bool = False, tells_events: bool = True
+) -> OutputWriter:
+    return OutputWriter(reads_calls=reads_calls, with_logprobs=with_logprobs, tells_events=tells_events)
 
 
 def test_text_before_a_call_is_a_message_of_its_own() -> None:
@@ -103,3 +105,13 @@ def test_tokens_of_a_call_are_nobodys() -> None:
     first, _, last = output.output
     assert [each["token"] for each in first["content"][0]["logprobs"]] == ["x"]
     assert [each["token"] for each in last["content"][0]["logprobs"]] == ["y"]
+
+
+def test_without_a_reader_there_are_no_events_and_the_same_output() -> None:
+    said = ("x", CALL, "y")
+    silent, telling = (writer(with_logprobs=True, tells_events=tells) for tells in (False, True))
+    assert told(silent, *said) == []
+    assert told(telling, *said) != []
+    assert silent.message().content == telling.message().content == "x\ny"
+    ids = {"id": "", "call_id": ""}
+    assert [item | ids for item in silent.output] == [item | ids for item in telling.output]

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from kakeya.http_server.prompting import Message
 from kakeya.http_server.responses.store import Conversation, Record, ResponseStore
-from kakeya.http_server.threads import Thread
+from kakeya.http_server.text_sessions import TextSession
+from kakeya.text.prompting import Message
 
 
 class Clock:
@@ -34,8 +34,8 @@ def store(clock: Clock, gone: list[str]) -> ResponseStore:
     return ResponseStore(3, 16.0, lambda record: gone.append(record.id), clock)
 
 
-def thread(name: str) -> Thread:
-    return Thread("me", name, (), False, "", 0, frozenset())
+def session(name: str) -> TextSession:
+    return TextSession("me", name, (), False, "", 0, frozenset())
 
 
 def record(store: ResponseStore, name: str, parent: Record | None = None, **fields: Any) -> Record:
@@ -51,7 +51,7 @@ def record(store: ResponseStore, name: str, parent: Record | None = None, **fiel
             "messages": (Message("user", name), Message("assistant", name.upper())),
             "input_items": [{"id": name}],
             "body": {"output": [{"id": name.upper()}]},
-            "thread": thread(name),
+            "session": session(name),
             "item_count": 2,
             **fields,
         }
@@ -84,7 +84,7 @@ def test_continued_responses_give_way_and_heads_do_not(store: ResponseStore, gon
         record(store, name)
     assert gone == ["a", "b", "c"], "x, y, z and d all have a session to go on with"
     assert store.record("me", "d") is chain
-    chain.thread = None
+    chain.session = None
     record(store, "w")
     assert gone[3:] == ["d"], "without a session it is as any other"
 
@@ -101,14 +101,14 @@ def test_where_a_conversation_stands_does_not_give_way(store: ResponseStore, gon
 
 def test_what_takes_too_much_gives_way(clock: Clock, gone: list[str]) -> None:
     store = ResponseStore(100, None, lambda record: gone.append(record.id), clock, most_bytes=5000)
-    record(store, "a", thread=None, messages=(Message("user", "x" * 3000),))
-    record(store, "b", thread=None, messages=(Message("user", "x" * 1000),))
+    record(store, "a", session=None, messages=(Message("user", "x" * 3000),))
+    record(store, "b", session=None, messages=(Message("user", "x" * 1000),))
     assert gone == []
-    last = record(store, "c", thread=None, messages=(Message("user", "x" * 6000),))
+    last = record(store, "c", session=None, messages=(Message("user", "x" * 6000),))
     assert gone == ["a", "b"], "the newest stays, however long it is"
     token = {"top_logprobs": [{}] * 4}
     part = {"type": "output_text", "text": "", "logprobs": [token, token]}
-    heavy = record(store, "d", last, thread=None, body={"output": [{"id": "m", "content": [part]}]})
+    heavy = record(store, "d", last, session=None, body={"output": [{"id": "m", "content": [part]}]})
     assert gone == ["a", "b", "c"]
     assert heavy.size >= 10 * 500
     store.remove(heavy)
@@ -117,7 +117,7 @@ def test_what_takes_too_much_gives_way(clock: Clock, gone: list[str]) -> None:
 
 def test_owners_do_not_share_a_bound(store: ResponseStore, gone: list[str]) -> None:
     for name in "abcdef":
-        record(store, name, owner=name, thread=None)
+        record(store, name, owner=name, session=None)
     assert gone == []
     assert store.record("me", "a") is None
     assert store.record("a", "a") is not None

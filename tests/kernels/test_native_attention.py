@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kakeya.kernels import Kernels, reference
+from kakeya.kernels import Kernels
+from support import kernel_reference as reference
 
 LAYER, LAYERS = 1, 2
 

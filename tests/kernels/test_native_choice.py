@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kakeya.engine import sampler
-from kakeya.engine.native_sampler import NativeSampler
+from kakeya.engine.cpu.sampler import native_sampler
 from kakeya.engine.sampler import SampleRequest, sample
 from kakeya.errors import InvalidArgument, StepFailed
 from kakeya.kernels import Kernels
@@ -24,7 +24,7 @@ ALMOST_ONE = 1 - 2**-53
 
 def compare(kernels: Kernels, logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
     before = logits.clone()
-    ours, theirs = NativeSampler(kernels)(logits, requests), sample(logits, requests)
+    ours, theirs = native_sampler(kernels)(logits, requests), sample(logits, requests)
     wrong = differences(ours, theirs)
     assert not wrong, [(row, ours[row], theirs[row], requests[row].params) for row in wrong]
     assert torch.equal(logits, before)
@@ -80,7 +80,7 @@ def test_uniform_numbers_are_the_samplers(best: Kernels) -> None:
 
 def test_a_row_depends_neither_on_its_company_nor_on_threads(kernels: Kernels) -> None:
     logits, requests = random_batch(5, 9000, 24)
-    choose = NativeSampler(kernels)
+    choose = native_sampler(kernels)
     kernels.set_threads(1)
     expected = choose(logits, requests)
     assert any(event.logprob is not None for event in expected)
@@ -97,7 +97,7 @@ def test_a_row_depends_neither_on_its_company_nor_on_threads(kernels: Kernels) -
 def test_instruction_sets_choose_the_same(kernels: Kernels) -> None:
     """Fused and separate roundings differ in a last bit, which no draw comes near."""
     logits, requests = random_batch(6, 3000, 40)
-    assert not differences(NativeSampler(kernels)(logits, requests), sample(logits, requests))
+    assert not differences(native_sampler(kernels)(logits, requests), sample(logits, requests))
 
 
 def failure(choose: sampler.Sampler, logits: torch.Tensor, requests: Sequence[SampleRequest]) -> Exception:
@@ -123,7 +123,7 @@ def failure(choose: sampler.Sampler, logits: torch.Tensor, requests: Sequence[Sa
 def test_errors_are_the_samplers(kernels: Kernels, row: list[float], request_: SampleRequest) -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0], row, row])
     requests = [SampleRequest(SamplingParams(), 0), request_, request_]
-    ours, theirs = failure(NativeSampler(kernels), logits, requests), failure(sample, logits, requests)
+    ours, theirs = failure(native_sampler(kernels), logits, requests), failure(sample, logits, requests)
     assert type(ours) is type(theirs)
     assert str(ours) == str(theirs)
 
@@ -131,7 +131,7 @@ def test_errors_are_the_samplers(kernels: Kernels, row: list[float], request_: S
 def test_a_logit_that_is_no_number_comes_before_other_errors(kernels: Kernels) -> None:
     logits = torch.tensor([[1.0, 2.0], [math.nan, 2.0]])
     requests = [SampleRequest(SamplingParams(), 0, mask=b""), SampleRequest(SamplingParams(), 0)]
-    assert "nan in row 1" in str(failure(NativeSampler(kernels), logits, requests))
+    assert "nan in row 1" in str(failure(native_sampler(kernels), logits, requests))
     assert "nan in row 1" in str(failure(sample, logits, requests))
 
 
@@ -161,7 +161,7 @@ def test_rows_after_a_refused_one_are_chosen(kernels: Kernels) -> None:
 
 
 def test_no_rows_give_no_tokens(best: Kernels) -> None:
-    assert NativeSampler(best)(torch.empty(0, 4), []) == []
+    assert native_sampler(best)(torch.empty(0, 4), []) == []
 
 
 def test_as_many_requests_as_rows(best: Kernels) -> None:
@@ -192,4 +192,4 @@ def test_a_bias_outside_the_vocabulary_is_not_followed(best: Kernels) -> None:
 
 def test_penalties_take_any_sequence_of_tokens(best: Kernels) -> None:
     request = SampleRequest(SamplingParams(repetition_penalty=2.0), 0, [1])
-    assert NativeSampler(best)(torch.tensor([[2.0, 3.0]]), [request]) == [TokenEvent(0)]
+    assert native_sampler(best)(torch.tensor([[2.0, 3.0]]), [request]) == [TokenEvent(0)]

@@ -10,8 +10,9 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from kakeya.errors import CorruptCheckpoint
-from kakeya.kernels import Kernels, PackedMatrix, reference
+from kakeya.kernels import Kernels, PackedMatrix
 from kakeya.kernels.native import BLOCK_BYTES
+from support import kernel_reference as reference
 from support.gguf_files import SCALE_OFFSETS, random_blocks
 
 FORMATS = tuple(BLOCK_BYTES)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kakeya.kernels import Kernels, PackedMatrix, reference
+from kakeya.kernels import Kernels, PackedMatrix
+from support import kernel_reference as reference
 
 
 def random_weights(bits: int, outputs: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:

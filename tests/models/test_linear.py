@@ -85,15 +85,18 @@ def test_formats_are_named() -> None:
     odd = quantize(weight_of(50, 96), 4)  # torch packs 4 bits 16 rows at a time
 
     def name(weight, dtype, exact=False) -> str:  # noqa: ANN001
-        return quantized_linear(weight, None, dtype=dtype, exact=exact, kernels=None).format
+        [name] = quantized_linear(weight, None, dtype=dtype, exact=exact, kernels=None).formats
+        return name
 
     assert name(int4, torch.bfloat16) == "int4, bf16 for many rows"
     assert name(int4, torch.bfloat16, exact=True) == "int4 held as bf16"
     assert name(odd, torch.bfloat16) == "int4 held as bf16"
     assert name(int4, torch.float32) == "int4 held as float32"
     assert name(int8, torch.bfloat16) == "int8 held as bf16"
-    assert dense_linear(weight_of(4, 4), None, exact=False, origin="float32").format == "float32"
-    assert dense_linear(weight_of(4, 4), None, exact=False, origin="bf16").format == "bf16 held as float32"
+    assert dense_linear(weight_of(4, 4), None, exact=False, origin="float32").formats == ("float32",)
+    assert dense_linear(weight_of(4, 4), None, exact=False, origin="bf16").formats == (
+        "bf16 held as float32",
+    )
 
 
 def test_few_rows_take_the_four_bit_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,11 +200,11 @@ def test_packed_parts_of_several_formats(kernels: Kernels) -> None:
     weights = [quantize(weight_of(rows, 96), bits) for rows, bits in ((21, 4), (16, 8), (5, 4))]
     parts = [kernels.pack(weight.bits, weight.q, weight.scale, weight.minimum) for weight in weights]
     bias = torch.randn(42)
-    whole = PackedLinear(kernels, parts, 96, bias, "int4 and int8")
-    assert whole.format == "int4 and int8"
+    whole = PackedLinear(kernels, parts, 96, bias, ("int4", "int8"))
+    assert whole.formats == ("int4", "int8")
     assert whole.matrix.nbytes == sum(part.nbytes for part in parts)
     alone = [
-        PackedLinear(kernels, [part], 96, own, "one")
+        PackedLinear(kernels, [part], 96, own, ("one",))
         for part, own in zip(parts, bias.split([21, 16, 5]), strict=True)
     ]
     for rows in (1, 3, 17):
@@ -217,6 +220,6 @@ def test_stacked_products_stand_beside_each_other(kernels: Kernels) -> None:
     packed = quantized_linear(quantized, torch.full((48,), 0.5), **options)
     floats = dense_linear(dense, bias, exact=False, origin="float32")
     stacked = StackedLinear([packed, floats, packed])
-    assert stacked.format == "int8 and float32"
+    assert stacked.formats == ("int8", "float32")
     whole = torch.cat([quantized.dequantize(), dense, quantized.dequantize()])
     check_product(stacked, whole, 0.06)

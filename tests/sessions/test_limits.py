@@ -45,7 +45,7 @@ def test_sessions_are_counted_however_they_come(open_tiny: OpenTiny, tmp_path: P
             one_more()
     runtime.create_session(owner="other")
     runtime.close_session(second)
-    copy = runtime.fork(first)
+    copy, _ = runtime.fork(first)
     runtime.close_session(copy)
     runtime.import_session(tmp_path / "saved")
     with pytest.raises(ResourceExhausted):

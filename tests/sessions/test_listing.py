@@ -87,12 +87,12 @@ def test_a_label_has_a_limit(runtime: Runtime) -> None:
 
 def test_a_session_is_closed_once(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     session = runtime.create_session()
-    found = runtime._desk._store.get(session, "local")
+    found = runtime._store.get(session, "local")
     runtime.close_session(session)
     with pytest.raises(SessionNotFound):
         runtime.close_session(session)
     # Two that close at once both find the session; one of them is too late.
-    monkeypatch.setattr(runtime._desk._store, "get", lambda *_: found)
+    monkeypatch.setattr(runtime._store, "get", lambda *_: found)
     with pytest.raises(SessionNotFound):
         runtime.close_session(session)
 

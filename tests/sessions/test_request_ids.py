@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from kakeya.config import RuntimeConfig
+from kakeya.engine.request import State
 from kakeya.errors import InvalidArgument, ResourceExhausted, SessionBusy, StepFailed
 from kakeya.runtime import Runtime
 from kakeya.sessions.answers import Answers, Call
@@ -56,8 +57,10 @@ def test_repeated_calls_get_the_first_answer(open_tiny: OpenTiny) -> None:
     assert runtime.append(session, PROMPT, 0, request_id="a") == 5
     assert runtime.append(session, PROMPT, 0, request_id="a") == 5
     assert runtime.info(session).history_length == 5
-    copy = runtime.fork(session, request_id="a")
-    assert runtime.fork(session, request_id="a") == copy
+    copy, length = runtime.fork(session, request_id="a")
+    assert length == 5
+    runtime.append(copy, PROMPT)
+    assert runtime.fork(session, request_id="a") == (copy, 5)
     assert len(runtime.list_sessions()[0]) == 3
 
 
@@ -120,7 +123,7 @@ def test_a_generate_cancelled_before_its_tail_is_read_forgets_the_tail(open_tiny
     session = new_session(runtime)
     stream = runtime.generate(session, 3, request_id="a")
     first = stream.next_event(10)
-    wait_until(lambda: sequence_of(runtime, session).request.finished)
+    wait_until(lambda: sequence_of(runtime, session).request.state is State.FINISHED)
     with pytest.raises(SessionBusy, match="still generating"):
         runtime.generate(session, 3, request_id="a")
     stream.cancel()
@@ -199,7 +202,7 @@ def test_only_so_many_answers_are_kept_for_each_owner(open_tiny: OpenTiny) -> No
         runtime.append(stranger, [3], owner="other", request_id=request_id)
     assert runtime.append(session, [3], request_id="b") == 2
     assert runtime.append(session, [3], request_id="a") == 5
-    assert [len(kept) for kept in runtime._desk._answers._owners.values()] == [3, 3]
+    assert [len(kept) for kept in runtime._answers._owners.values()] == [3, 3]
 
 
 def test_only_so_many_events_are_kept_for_each_owner(open_tiny: OpenTiny) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from kakeya.config import CacheConfig
-from kakeya.engine.sequence import Sequence
+from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import SlabGeometry, SlabPool
 from kakeya.errors import SessionNotFound
 from kakeya.sessions import SessionStore
@@ -15,8 +15,8 @@ def pool() -> SlabPool:
     return SlabPool(SlabGeometry(1, 1, 2, CacheConfig(1, 2, 1), DType.FLOAT32), 8)
 
 
-def sequence(pool: SlabPool, owner: str) -> Sequence:
-    return Sequence(pool.allocate(), owner, (), None)
+def sequence(pool: SlabPool, owner: str) -> TokenSequence:
+    return TokenSequence(pool.allocate(), owner, (), None)
 
 
 def test_ids_are_long_and_never_the_same(pool: SlabPool) -> None:

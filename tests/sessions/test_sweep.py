@@ -16,7 +16,7 @@ OpenTiny = Callable[..., Runtime]
 
 
 def idle_for(runtime: Runtime, session_id: str, seconds: float) -> None:
-    runtime._desk._store.get(session_id, "local").last_used_at -= seconds
+    runtime._store.get(session_id, "local").last_used_at -= seconds
 
 
 def open_sessions(runtime: Runtime) -> set[str]:
@@ -113,7 +113,7 @@ def test_a_session_closed_meanwhile_is_counted_once(
 
     monkeypatch.setattr(runtime._engine, "close_if", closed_meanwhile)
     assert runtime.sweep() == 0
-    assert runtime._desk._limits._owners["local"].sessions == 0
+    assert runtime._limits._owners["local"].sessions == 0
 
 
 def test_a_failed_session_is_swept_too(open_tiny: OpenTiny) -> None:
@@ -146,6 +146,7 @@ def test_a_sweep_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> 
         raise ValueError("a bug")
 
     sweeper = Sweeper(sweep, 0.04)
+    sweeper.start()
     assert twice.wait(10)
     sweeper.stop()
     sweeper.stop()
@@ -157,6 +158,7 @@ def test_the_sweep_ends_with_the_engine() -> None:
         raise Unavailable("the engine is shut down")
 
     sweeper = Sweeper(gone, 0.04)
+    sweeper.start()
     sweeper._thread.join(10)
     assert not sweeper._thread.is_alive()
 

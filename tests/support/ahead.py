@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from kakeya.engine.backend import Backend, Failed, LaunchedStep, Reduction
 from kakeya.engine.batch import PENDING, Segment
-from kakeya.engine.runner import Backend, Failed, LaunchedStep, Reduction
 from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.slab import SlabPool
 

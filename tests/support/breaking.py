@@ -6,13 +6,14 @@ from typing import TypeVar
 
 import torch
 
-from kakeya import runtime
+from kakeya import loading
 from kakeya.config import EngineConfig
+from kakeya.engine.backend import Backend, LaunchedStep, Reduction, StepResult
+from kakeya.engine.backends import OpenedBackend, open_backend
 from kakeya.engine.batch import Segment
-from kakeya.engine.opening import OpenedBackend, open_backend
-from kakeya.engine.runner import Backend, LaunchedStep, Reduction, StepResult
 from kakeya.engine.sampler import SampleRequest
 from kakeya.models.checkpoint import Checkpoint
+from kakeya.runtime import Runtime
 from support.ahead import RunsAhead
 
 T = TypeVar("T")
@@ -101,10 +102,10 @@ def break_after(launches: int) -> None:
         breakable.backend.sound_launches = launches
         return breakable
 
-    runtime.open_backend = opened
+    loading.open_backend = opened
 
 
-def device_of(broken: runtime.Runtime) -> Breakable:
+def device_of(broken: Runtime) -> Breakable:
     """The device under a runtime that was opened with `open_breakable`."""
     backend = broken._engine._backend
     assert isinstance(backend, Breakable)

@@ -22,4 +22,6 @@ def make_device_backend(
     weights = load_weights(checkpoint, dtype=config.dtype, weights=config.weights, device=device)
     pool = SlabPool(slab_geometry(checkpoint.config, config), config.capacity, device)
     kernels = load_gpu_kernels(device, config.kernels)
-    return CudaBackend(weights, pool, config.numerics, kernels, fingerprint, config, device)
+    backend = CudaBackend(weights, pool, config.numerics, kernels, fingerprint, config, device)
+    backend.capture()
+    return backend

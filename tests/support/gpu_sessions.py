@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kakeya.kernels import reference
 from kakeya.kernels.gpu import TILE_ROWS, AttentionLayer, AttentionShape, PromptTable, RowTable
+from support import kernel_reference as reference
 from support.gpu_bench import Bench
 
 LAYER, LAYERS = 1, 2

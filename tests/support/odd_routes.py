@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
 from kakeya.errors import InvalidArgument
-from kakeya.http_server.disconnect import EventStreamResponse, until_disconnect
 from kakeya.http_server.state import state_of
+from kakeya.http_server.streaming import EventStreamResponse, until_disconnect
 
 router = APIRouter()
 # How often each thing has happened.

@@ -3,12 +3,11 @@
 from collections import Counter
 
 from kakeya.config import EngineConfig
-from kakeya.engine.batch import Segment
-from kakeya.engine.drafting import sample_requests
+from kakeya.engine.backend import Backend
+from kakeya.engine.batch import PlannedSegment
 from kakeya.engine.request import Request
-from kakeya.engine.runner import Backend
 from kakeya.engine.scheduler import Scheduler
-from kakeya.engine.sequence import Sequence
+from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import SlabGeometry, SlabPool
 from kakeya.engine.stream import EventStream
 from kakeya.types import DType, SamplingParams
@@ -24,17 +23,16 @@ class Room:
         geometry = SlabGeometry(1, 1, 2, config.cache, DType.FLOAT32)
         self._pool = SlabPool(geometry, config.capacity) if backend is None else backend.pool
 
-    def start(self, owner: str, prompt: int, emitted: int = 0) -> Sequence:
-        sequence = Sequence(self._pool.allocate(), owner, (), None)
+    def start(self, owner: str, prompt: int, emitted: int = 0) -> Request:
+        sequence = TokenSequence(self._pool.allocate(), owner, (), None)
         sequence.append([3] * prompt)
-        stream = EventStream(lambda: None)
-        sequence.request = Request(stream, 10**6, SamplingParams(), prompt_length=prompt, emitted=emitted)
         if emitted:
             sequence.slab.written = prompt - 1
-        self.scheduler.add(sequence)
-        return sequence
+        request = Request(sequence, EventStream(lambda: None), 10**6, SamplingParams(), emitted=emitted)
+        self.scheduler.add(request)
+        return request
 
-    def step(self, drafts: dict[int, list[int]] | None = None) -> list[tuple[str, int]]:
+    def step(self, drafts: dict[Request, list[int]] | None = None) -> list[tuple[str, int]]:
         """The owner and the rows of each segment of the next step."""
         segments = self.scheduler.plan(self.scheduler.ready(), drafts or {})
         for segment in segments:
@@ -44,7 +42,7 @@ class Room:
         for segment in segments:
             if segment.logit_rows:
                 segment.sequence.tokens.append(3)
-                segment.sequence.request.emitted += 1
+                segment.request.emitted += 1
         return [(segment.sequence.owner, segment.rows) for segment in segments]
 
     def check_prompt_beside_streams(self) -> None:
@@ -57,7 +55,7 @@ class Room:
             assert ("reader", 2048) in step
         assert ("reader", 1) in self.step()
 
-    def _compute(self, segments: list[Segment]) -> None:
+    def _compute(self, segments: list[PlannedSegment]) -> None:
         if self._backend is not None:
-            requests = [request for segment in segments for request in sample_requests(segment, 0)]
+            requests = [request for segment in segments for request in segment.sample_requests(0)]
             assert len(self._backend.launch(segments, requests).result().sampled) == len(requests)

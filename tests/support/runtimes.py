@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from kakeya.config import EngineConfig
-from kakeya.engine.sequence import Sequence
+from kakeya.engine.sequence import TokenSequence
 from kakeya.models.checkpoint import open_checkpoint
 from kakeya.runtime import Runtime
 from kakeya.text import Tokenizer
@@ -23,10 +23,9 @@ def tiny_runtime(directory: Path, config: EngineConfig | None = None, **options:
     """A runtime over the tiny checkpoint in `directory`; its tokenizer is a stranger to the model."""
     threads = torch.get_num_threads()
     config = config or tiny.engine_config(threads=1)
+    checkpoint, tokenizer = open_checkpoint(directory), Tokenizer(byte_level_files())
     try:
-        with Runtime(
-            open_checkpoint(directory), Tokenizer(byte_level_files()), config, model="tiny", **options
-        ) as runtime:
+        with Runtime.open(checkpoint, config, name="tiny", tokenizer=tokenizer, **options) as runtime:
             yield runtime
     finally:
         torch.set_num_threads(threads)
@@ -44,6 +43,6 @@ def answer(runtime: Runtime, session_id: str, count: int, **options: object) -> 
     return list(runtime.generate(session_id, count, **options))
 
 
-def sequence_of(runtime: Runtime, session_id: str, owner: str = "local") -> Sequence:
+def sequence_of(runtime: Runtime, session_id: str, owner: str = "local") -> TokenSequence:
     """The engine's half of a session, to look at or to break."""
-    return runtime._desk._store.get(session_id, owner).sequence
+    return runtime._store.get(session_id, owner).sequence

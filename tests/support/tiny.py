@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 
 from kakeya import kernels as native
 from kakeya.config import CacheConfig, EngineConfig
+from kakeya.engine.cpu.backend import CpuBackend
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import Proposer
-from kakeya.engine.runner import CpuBackend
 from kakeya.engine.slab import SlabPool, slab_geometry
 from kakeya.models.checkpoint import open_checkpoint
 from kakeya.models.decoder import Decoder
@@ -105,4 +105,4 @@ def make_backend(decoder: Decoder, config: EngineConfig, fingerprint: str = "tin
 
 
 def make_engine(decoder: Decoder, config: EngineConfig, proposer: Proposer | None = None) -> Engine:
-    return Engine(make_backend(decoder, config), config, proposer)
+    return Engine(make_backend(decoder, config), config, proposer).start()

@@ -1,9 +1,9 @@
 """Short ways to talk to an engine in tests."""
 
-from collections.abc import Sequence as Tokens
+from collections.abc import Sequence
 
 from kakeya.engine.engine import Engine
-from kakeya.engine.sequence import Sequence
+from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.stream import EventStream
 from kakeya.types import DoneEvent, SamplingParams, TokenEvent
 
@@ -15,7 +15,11 @@ def tokens_of(stream: EventStream) -> list[int]:
 
 
 def say(
-    engine: Engine, sequence: Sequence, tokens: Tokens[int], count: int, sampling: SamplingParams = GREEDY
+    engine: Engine,
+    sequence: TokenSequence,
+    tokens: Sequence[int],
+    count: int,
+    sampling: SamplingParams = GREEDY,
 ) -> list[int]:
     """One turn: append, generate, read to the end."""
     engine.append(sequence, list(tokens))

@@ -16,9 +16,10 @@ from kakeya.errors import InvalidArgument, StepFailed
 from kakeya.text import Detokenizer, Tokenizer, grammar as grammar_module
 from kakeya.text.grammar import Grammar, GrammarCompiler, GrammarState, ToolSpec
 from kakeya.text.grammar_vocabulary import _Vocabulary
-from kakeya.text.tool_calls import parse_tool_calls, write_tool_call
+from kakeya.text.tool_calls import write_tool_call
 from kakeya.types import TokenizerFiles
 from support.json_schemas import schemas
+from support.tool_calls import parse_tool_calls
 from support.vocabularies import byte_level_files, sentencepiece_files
 
 EOS = 0

@@ -15,9 +15,9 @@ from kakeya.text.tool_calls import (
     ToolCallParser,
     ToolEvent,
     ToolSpec,
-    parse_tool_calls,
     write_tool_call,
 )
+from support.tool_calls import parse_tool_calls
 
 WEATHER = write_tool_call("get_weather", '{"city": "Paris"}')
 CLOCK = write_tool_call("clock", "{}")

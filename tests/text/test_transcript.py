@@ -162,6 +162,16 @@ def test_the_opening_is_what_comes_before_the_users_words(
     assert Transcript(tokenizer, [EOS], system).opening_tokens() == len(tokenizer.encode(opening))
 
 
+def test_a_forked_transcript_goes_its_own_way() -> None:
+    transcript = Transcript(byte_tokenizer(CHATML), [EOS], "Be brief.")
+    transcript.add("Hello", "Hi", closed=True)
+    twin = transcript.fork()
+    assert twin.next_turn("More") == transcript.next_turn("More")
+    twin.add("More", "No", closed=False)
+    assert (len(twin.messages), len(transcript.messages)) == (5, 3)
+    assert (twin.answer_is_closed, transcript.answer_is_closed) == (False, True)
+
+
 @pytest.mark.parametrize("system", [None, "Be brief."])
 def test_a_resumed_transcript_goes_on_alike(system: str | None) -> None:
     tokenizer = byte_tokenizer(CHATML)

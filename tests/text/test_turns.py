@@ -6,7 +6,7 @@ import pytest
 
 from kakeya.errors import InvalidArgument
 from kakeya.text import Tokenizer
-from kakeya.text.turns import Turns, opening_of
+from kakeya.text.turns import Turns, opening_of, pinned_tokens
 from kakeya.types import TokenizerFiles
 from support.vocabularies import byte_level_files
 
@@ -127,3 +127,8 @@ def test_the_opening_is_what_comes_before_the_conversation() -> None:
 def test_a_template_that_refuses_everything_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="not today"):
         turns_of("{{ raise_exception('not today') }}")
+
+
+def test_the_opening_is_pinned_up_to_half_of_what_is_remembered() -> None:
+    assert [pinned_tokens(opening, 4, 60) for opening in (0, 4, 20, 32, 33, 1000)] == [4, 4, 20, 32, 32, 32]
+    assert pinned_tokens(0, 50, 14) == 50

@@ -43,14 +43,14 @@ class Interruption:
 
 
 @contextmanager
-def interruptible() -> Iterator[Interruption]:
+def interruptible(interruption: Interruption) -> Iterator[None]:
     """Signals ask for the end meanwhile, on the running event loop; afterwards they do what they did."""
-    loop, interruption = asyncio.get_running_loop(), Interruption()
+    loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
         loop.add_signal_handler(number, interruption.ask, number.name)
     try:
-        yield interruption
+        yield
     finally:
         for number, handler in before.items():
             loop.remove_signal_handler(number)

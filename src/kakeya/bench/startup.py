@@ -8,26 +8,18 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
-from kakeya.bench.engine_results import Startup
-from kakeya.config import CacheConfig, EngineConfig
+from kakeya.bench.report import from_json
+from kakeya.config import EngineConfig
 from kakeya.errors import ConfigError
-from kakeya.types import BackendChoice, DType, KernelChoice, Numerics, WeightFormat
 
 QUESTION = "What is the capital of France?"
 
 
-def measure_startup(model: str, config: EngineConfig, repeats: int) -> Startup:
-    """Launch `repeats` processes one after the other. Raises ConfigError when one cannot start."""
+def launch(model: str, config: EngineConfig) -> tuple[float, float]:
+    """Seconds to a loaded model, and from there to the first token. Raises ConfigError when it fails."""
     argument = json.dumps({"model": model, "config": asdict(config)})
-    times = [_launch(argument) for _ in range(repeats)]
-    return Startup(tuple(ready for ready, _ in times), tuple(first for _, first in times))
-
-
-def _launch(argument: str) -> tuple[float, float]:
     command = [sys.executable, "-m", "kakeya.bench.startup", argument]
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -41,38 +33,19 @@ def _launch(argument: str) -> tuple[float, float]:
     return ready - began, first - ready
 
 
-def engine_config_from(fields: Mapping[str, Any]) -> EngineConfig:
-    """The settings that `dataclasses.asdict` wrote, after a trip through JSON."""
-    return EngineConfig(
-        **{
-            **fields,
-            "backend": BackendChoice(fields["backend"]),
-            "cache": CacheConfig(**fields["cache"]),
-            "numerics": Numerics(fields["numerics"]),
-            "dtype": DType(fields["dtype"]),
-            "weights": WeightFormat(fields["weights"]),
-            "kernels": KernelChoice(fields["kernels"]),
-        }
-    )
-
-
 def main(argument: str) -> None:
     """The fresh process: load, say so, answer one token, say so."""
     from kakeya.runtime import Runtime  # here, so that its imports fall inside the measured time
 
     asked = json.loads(argument)
-    with Runtime.open(asked["model"], engine_config_from(asked["config"])) as runtime:
-        _say("ready")
+    with Runtime.open(asked["model"], from_json(EngineConfig, asked["config"])) as runtime:
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
         session_id = runtime.create_session(client_label="bench")
         runtime.append(session_id, runtime.tokenizer.encode(QUESTION))
         for _ in runtime.generate(session_id, 1):
             pass
-        _say("first token")
-
-
-def _say(what: str) -> None:
-    sys.stdout.write(f"{what}\n")
-    sys.stdout.flush()
+        sys.stdout.write("first token\n")
 
 
 if __name__ == "__main__":

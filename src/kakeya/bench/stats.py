@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -10,22 +10,26 @@ from dataclasses import dataclass
 class Samples:
     """Repetitions of one measurement, in the order they were taken."""
 
-    values: tuple[float, ...]
+    samples: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Samples":
+        return cls(tuple(values))
 
     @property
     def median(self) -> float | None:
         """The middle value, or None when there is nothing to judge: no samples, all zero, not a number."""
-        if not self.values or not any(self.values) or not all(map(math.isfinite, self.values)):
+        if not any(self.samples) or not all(map(math.isfinite, self.samples)):
             return None
-        return statistics.median(self.values)
+        return statistics.median(self.samples)
 
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "median": self.median,
-            "min": min(self.values, default=None),
-            "max": max(self.values, default=None),
-            "samples": list(self.values),
-        }
+    @property
+    def min(self) -> float | None:
+        return min(self.samples, default=None)
+
+    @property
+    def max(self) -> float | None:
+        return max(self.samples, default=None)
 
 
 def ratio(numerator: float | None, denominator: float | None) -> float | None:
@@ -44,6 +48,11 @@ def median_of_ratios(ours: Sequence[float], theirs: Sequence[float]) -> float | 
     ratios = [ratio(*pair) for pair in zip(ours, theirs, strict=False)]
     judged = [value for value in ratios if value is not None]
     return statistics.median(judged) if judged and len(judged) == len(ratios) else None
+
+
+def known(values: Iterable[float | None]) -> list[float]:
+    """Those that were measured."""
+    return [value for value in values if value is not None]
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:

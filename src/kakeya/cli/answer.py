@@ -1,14 +1,15 @@
 """One generate as text: pieces while it runs, a report when it is over."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kakeya.text import Detokenizer
+from kakeya.text import AnswerText
 from kakeya.types import DoneEvent, Event, SamplingParams, StopReason, TokenEvent
 
 if TYPE_CHECKING:
+    from kakeya.engine.stream import EventStream
     from kakeya.runtime import Runtime
 
 
@@ -37,9 +38,10 @@ class AnswerReport:
 class Answer:
     """Appends `token_ids` to a session and answers them. Iterate once for the pieces of text.
 
-    `cancel` may be called from any thread; the pieces then end soon. However the iteration ends, the
-    engine is done with the session: a reader who leaves early cancels. `report` is there afterwards,
-    unless the engine failed.
+    `start` begins the work, and raises what the engine refuses; iterating starts it too. `cancel` may be
+    called from any thread once it has started; the pieces then end soon. However the iteration ends, the
+    engine is done with the session: a reader who leaves early cancels. `report` is there afterwards, unless
+    the engine failed.
     """
 
     def __init__(
@@ -49,26 +51,43 @@ class Answer:
         token_ids: Sequence[int],
         max_tokens: int,
         sampling: SamplingParams,
+        end_token_ids: Collection[int] = (),
     ) -> None:
-        self._started = time.monotonic()
+        self._runtime = runtime
+        self._session_id = session_id
+        self._token_ids = token_ids
+        self._max_tokens = max_tokens
+        self._sampling = sampling
+        self._text = AnswerText(runtime.tokenizer, end_token_ids)
+        self._stream: EventStream | None = None
+        self._started_at = 0.0
         self._first_token_at: float | None = None
-        self._prompt_tokens = len(token_ids)
-        self._detokenizer = Detokenizer(runtime.tokenizer)
-        self._pieces: list[str] = []
         self.report: AnswerReport | None = None
-        runtime.append(session_id, token_ids)
-        self._stream = runtime.generate(session_id, max_tokens, sampling)
 
     @property
     def text(self) -> str:
         """What was said so far."""
-        return "".join(self._pieces)
+        return self._text.text
+
+    @property
+    def closed(self) -> bool:
+        """Whether the token that ends an answer is in the history."""
+        return self._text.closed
+
+    def start(self) -> "EventStream":
+        """Append and begin to generate, if that was not done yet."""
+        if self._stream is None:
+            self._started_at = time.monotonic()
+            self._runtime.append(self._session_id, self._token_ids)
+            self._stream = self._runtime.generate(self._session_id, self._max_tokens, self._sampling)
+        return self._stream
 
     def cancel(self) -> None:
+        assert self._stream is not None, "what has not started cannot be cancelled"
         self._stream.cancel()
 
     def __iter__(self) -> Iterator[str]:
-        events = iter(self._stream)
+        events = iter(self.start())
         try:
             for event in events:
                 if piece := self._take(event):
@@ -80,14 +99,13 @@ class Answer:
             raise
 
     def _take(self, event: Event) -> str:
-        piece = ""
         if isinstance(event, TokenEvent):
             if self._first_token_at is None:
                 self._first_token_at = time.monotonic()
-            piece = self._detokenizer.feed(event.token_id)
+            self._text.feed(event)
         elif isinstance(event, DoneEvent):
-            piece = self._detokenizer.finish()
-        self._pieces.append(piece)
+            self._text.finish()
+        piece = self._text.ready().text
         if isinstance(event, DoneEvent):
             self.report = self._reported(event)
         return piece
@@ -97,10 +115,10 @@ class Answer:
         return AnswerReport(
             text=self.text,
             stop_reason=done.stop_reason,
-            prompt_tokens=self._prompt_tokens,
+            prompt_tokens=len(self._token_ids),
             completion_tokens=done.generated_token_count,
             cached_tokens=done.cached_token_count,
-            time_to_first_token_seconds=None if first is None else first - self._started,
+            time_to_first_token_seconds=None if first is None else first - self._started_at,
             prefill_seconds=done.prefill_duration_seconds,
-            total_seconds=time.monotonic() - self._started,
+            total_seconds=time.monotonic() - self._started_at,
         )

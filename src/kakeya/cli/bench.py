@@ -1,36 +1,186 @@
-"""`kakeya bench`: measurements, one file for each of its verbs."""
+"""`kakeya bench`: every benchmark as a verb, and one page over many reports."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields, make_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
 
 import typer
-
-from kakeya.cli import (
-    bench_capacity,
-    bench_engine,
-    bench_gpu,
-    bench_http_session,
-    bench_overhead,
-    bench_peers,
-    bench_quality,
-    bench_report,
-    bench_session,
-    bench_turns,
+from rich.box import SIMPLE
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
 )
+from rich.table import Table as RichTable
+from typer.core import TyperGroup
+from typer.main import get_group
 
-VERBS = (
-    bench_engine,
-    bench_gpu,
-    bench_quality,
-    bench_session,
-    bench_capacity,
-    bench_overhead,
-    bench_turns,
-    bench_http_session,
-    bench_peers,
-    bench_report,
-)
+from kakeya.bench.benchmark import Benchmark
+from kakeya.bench.chart import picture
+from kakeya.bench.page import collection_page, model_of, overview
+from kakeya.bench.report import Gate, check_file, collect, write_file
+from kakeya.bench.runner import Outputs, execute, main_chart
+from kakeya.bench.tables import Table
+from kakeya.cli.command import command_of
+from kakeya.cli.console import FetchBar, Screen
+from kakeya.errors import ConfigError
+
+PIPE_WIDTH = 160
+# The time left is estimated from so much of the past: minutes may pass between two signs of progress.
+SPEED_SECONDS = 600.0
+_STYLES = {True: "green", False: "bold red", None: "dim"}
+
+
+class BenchGroup(TyperGroup):
+    """Makes its verbs when one is wanted: the help of `kakeya` itself does without all that they import."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return list(self._made())
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        return self._made().get(cmd_name)
+
+    def _made(self) -> Mapping[str, Any]:
+        if not self.commands:
+            self.commands.update(get_group(_verbs()).commands)
+        return self.commands
 
 
 def register(app: typer.Typer) -> None:
-    bench = typer.Typer(help="Measure speed, memory, capacity and quality.", no_args_is_help=True)
-    for verb in VERBS:
-        verb.register(bench)
-    app.add_typer(bench, name="bench")
+    about = "Measure speed, memory, capacity and quality."
+    app.add_typer(typer.Typer(cls=BenchGroup, help=about, no_args_is_help=True), name="bench")
+
+
+def _verbs() -> typer.Typer:
+    from kakeya.bench.registry import BENCHMARKS
+
+    bench = typer.Typer()
+    for benchmark in BENCHMARKS:
+        bench.command(benchmark.kind, help=benchmark.help)(_verb(benchmark))
+    bench.command("report", help="One HTML page over the reports in a directory, and their pictures.")(report)
+    return bench
+
+
+def _verb(benchmark: type[Benchmark[Any]]) -> Callable[..., None]:
+    """A command with the benchmark's flags and those of its outputs."""
+    hints = get_type_hints(Outputs, include_extras=True)
+    outputs = [(each.name, hints[each.name], each.default) for each in fields(Outputs)]
+    options = make_dataclass(benchmark.__name__, outputs, bases=(benchmark,), frozen=True)
+
+    def run(context: typer.Context, given: Any) -> None:
+        asked = _with_presets(context, _part(benchmark, given))
+        raise typer.Exit(execute(asked, _part(Outputs, given), BenchScreen()))
+
+    return command_of(options, run)
+
+
+def _part(kind: type[Any], given: Any) -> Any:
+    return kind(**{each.name: getattr(given, each.name) for each in fields(kind)})
+
+
+def _with_presets(context: typer.Context, asked: Benchmark[Any]) -> Benchmark[Any]:
+    """What was said on the command line wins over a preset."""
+    sources = {name: context.get_parameter_source(name) for name in asked.presets()}
+    unsaid = [name for name, source in sources.items() if source is None or source.name == "DEFAULT"]
+    return replace(asked, **{name: asked.presets()[name] for name in unsaid})
+
+
+class BenchScreen(Screen):
+    """The terminal as the runner wants it."""
+
+    def fetch(self, model: str) -> Path:
+        from kakeya.models.catalogue import resolve
+
+        with FetchBar(self) as progress:
+            return Path(resolve(model, progress))
+
+    @contextmanager
+    def progress(self) -> Iterator[Callable[[float, str], None]]:
+        """A bar with the time left."""
+        columns = (
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left:"),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+        )
+        with Progress(
+            *columns,
+            console=self.err,
+            transient=True,
+            disable=not self.err.is_terminal,
+            speed_estimate_period=SPEED_SECONDS,
+        ) as progress:
+            task = progress.add_task("", total=1.0)
+            yield lambda done, work: progress.update(task, completed=done, description=work)
+
+    def show(self, tables: Sequence[Table], gates: Sequence[Gate]) -> None:
+        # A pipe has no width of its own; lines broken at 80 columns would be no use to anyone.
+        if not self.out.is_terminal:
+            self.out.width = PIPE_WIDTH
+        self.out.print(*map(_rich, tables), *([_rich_gates(gates)] if gates else ()), sep="")
+
+
+def _rich(table: Table) -> RichTable:
+    drawn = RichTable(title=table.title, title_justify="left", box=SIMPLE)
+    for place, heading in enumerate(table.headings):
+        drawn.add_column(heading, justify="left" if place < table.labels else "right")
+    for row in table.cells:
+        drawn.add_row(*row)
+    return drawn
+
+
+def _rich_gates(gates: Sequence[Gate]) -> RichTable:
+    drawn = RichTable("gate", "verdict", "why", title="Gates", title_justify="left", box=SIMPLE)
+    for gate in gates:
+        drawn.add_row(gate.name, gate.verdict, gate.reason, style=_STYLES[gate.passed])
+    return drawn
+
+
+def report(
+    directory: Annotated[Path, typer.Argument(help="Where the reports are, also further down.")],
+    output: Annotated[Path, typer.Option(help="The page.")] = Path("bench-report.html"),
+    pictures: Annotated[
+        Path | None, typer.Option(help="Write each report's picture as SVG into this directory.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the overview as JSON.")] = False,
+) -> None:
+    """Read, write the page, show the overview; exit 1 when a gate of any report failed."""
+    from kakeya.bench.registry import shown
+
+    check_file("page", output, ".html")
+    if pictures is not None and not pictures.is_dir():
+        raise ConfigError(f"pictures need an existing directory to be written in, got {pictures}")
+    collection, screen = collect(directory), BenchScreen()
+    parts = {name: shown(each) for name, each in collection.reports.items()}
+    write_file("page", output, collection_page(collection, parts))
+    charts = {name: main_chart(part) for name, part in parts.items()} if pictures else {}
+    drawn = {name: chart for name, chart in charts.items() if chart is not None}
+    for name, chart in drawn.items():
+        assert pictures is not None
+        write_file("picture", pictures / f"{name.replace('/', '-')}.svg", picture(chart))
+    if as_json:
+        told = [
+            {
+                "name": name,
+                "kind": each.kind,
+                "model": model_of(each.config),
+                "partial": each.partial,
+                "started_at": each.started_at,
+                "finished_at": each.finished_at,
+                "gates": [asdict(gate) for gate in each.gates],
+            }
+            for name, each in collection.reports.items()
+        ]
+        screen.line(json.dumps({"reports": told, "passed_over": collection.passed_over}, indent=2))
+    else:
+        screen.show([overview(collection)], ())
+    screen.notice(f"page: {output}" + (f", pictures: {len(drawn)} in {pictures}" if pictures else ""))
+    raise typer.Exit(max(each.exit_status for each in collection.reports.values()))

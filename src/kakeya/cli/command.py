@@ -4,15 +4,18 @@ import inspect
 import json
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import typer
 
 from kakeya.errors import ConfigError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 ENVIRONMENT_PREFIX = "KAKEYA"
 # What click calls where a value came from, in our words.
@@ -24,11 +27,12 @@ def command_of(options: type[T], run: Callable[[typer.Context, T], None]) -> Cal
     hints = get_type_hints(options, include_extras=True)
 
     def parameter(name: str, default: object, annotation: object) -> inspect.Parameter:
+        default = inspect.Parameter.empty if default is MISSING else default
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     parameters = [
-        parameter("context", inspect.Parameter.empty, typer.Context),
-        *(parameter(field.name, field.default, hints[field.name]) for field in fields(options)),  # type: ignore[arg-type]
+        parameter("context", MISSING, typer.Context),
+        *(parameter(field.name, field.default, hints[field.name]) for field in fields(options)),
     ]
 
     def command(context: typer.Context, **given: Any) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from kakeya.cli.answer import Answer, AnswerReport
 from kakeya.errors import InvalidArgument, StateMismatch
 from kakeya.text.transcript import Transcript
-from kakeya.types import SamplingParams, SessionInfo, StopReason
+from kakeya.text.turns import pinned_tokens
+from kakeya.types import SamplingParams, SessionInfo
 
 if TYPE_CHECKING:
     from kakeya.runtime import Runtime
@@ -23,25 +24,35 @@ class Conversation:
     """Holds one session and its transcript, and keeps the two in step.
 
     The opening of the chat (the system message, written or implied by the model's template) is pinned up to
-    half of what the session remembers. Raises InvalidArgument for a model without a chat template.
+    half of what the session remembers.
     """
 
     def __init__(
-        self, runtime: "Runtime", sampling: SamplingParams, max_tokens: int, system: str | None = None
+        self, runtime: "Runtime", sampling: SamplingParams, max_tokens: int, transcript: Transcript
     ) -> None:
+        """It has no session yet: `begin` makes a conversation that has one."""
+        self._runtime = runtime
+        self._sampling = sampling
+        self._max_tokens = max_tokens
+        self._transcript = transcript
+        self._session_id = ""
+        self._answer: Answer | None = None
+        self.last_report: AnswerReport | None = None
+        self.last_turn_restarted = False
+
+    @classmethod
+    def begin(
+        cls, runtime: "Runtime", sampling: SamplingParams, max_tokens: int, system: str | None = None
+    ) -> "Conversation":
+        """A new chat on a session of its own. Raises InvalidArgument for a model without a chat template."""
         if not runtime.tokenizer.has_chat_template:
             raise InvalidArgument(
                 "this model has no chat template; use `kakeya generate --raw` to continue plain text"
             )
-        self._runtime = runtime
-        self._sampling = sampling
-        self._max_tokens = max_tokens
-        self._system = system
-        self._answer: Answer | None = None
-        self.last_report: AnswerReport | None = None
-        self.last_turn_restarted = False
-        self._transcript = self._new_transcript()
-        self._session_id = self._new_session()
+        transcript = Transcript(runtime.tokenizer, runtime.model_config.eos_token_ids, system)
+        conversation = cls(runtime, sampling, max_tokens, transcript)
+        conversation._session_id = conversation._new_session()
+        return conversation
 
     @property
     def opening_tokens(self) -> int:
@@ -52,7 +63,7 @@ class Conversation:
     def pinned_tokens(self) -> int:
         """How many first tokens are kept for ever: the opening, up to half the capacity, or the sink."""
         cache = self._runtime.config.cache
-        return max(cache.sink, min(self.opening_tokens, cache.capacity // 2))
+        return pinned_tokens(self.opening_tokens, cache.sink, cache.window)
 
     def ask(self, text: str) -> Generator[str, None, None]:
         """Answer a message, piece by piece. `last_report` then says how it went.
@@ -64,15 +75,22 @@ class Conversation:
         if turn.restarts:
             self._replace_session(self._new_session())
         self.last_turn_restarted = turn.restarts
-        answer = Answer(self._runtime, self._session_id, turn.token_ids, self._max_tokens, self._sampling)
+        answer = Answer(
+            self._runtime,
+            self._session_id,
+            turn.token_ids,
+            self._max_tokens,
+            self._sampling,
+            self._transcript.end_token_ids,
+        )
+        answer.start()
         self._answer, self.last_report = answer, None
         try:
             yield from answer
         finally:
             self._answer = None
             self.last_report = answer.report
-            ended = self.last_report is not None and self.last_report.stop_reason is StopReason.EOS
-            self._transcript.add(text, answer.text, closed=ended)
+            self._transcript.add(text, answer.text, closed=answer.closed)
 
     def cancel(self) -> None:
         """Stop the running answer, if there is one; what was said stays. Callable from any thread."""
@@ -85,7 +103,8 @@ class Conversation:
 
     def reset(self) -> None:
         """Begin again with the same system message."""
-        transcript = self._new_transcript()
+        runtime, system = self._runtime, self._transcript.system
+        transcript = Transcript(runtime.tokenizer, runtime.model_config.eos_token_ids, system)
         self._replace_session(self._new_session())
         self._transcript = transcript
         self.last_report = None
@@ -110,12 +129,7 @@ class Conversation:
             raise
         self._replace_session(session_id)
         self._transcript = transcript
-        self._system = transcript.system
         self.last_report = None
-
-    def _new_transcript(self) -> Transcript:
-        runtime = self._runtime
-        return Transcript(runtime.tokenizer, runtime.model_config.eos_token_ids, self._system)
 
     def _transcript_from(self, path: Path, note: str) -> Transcript:
         runtime = self._runtime

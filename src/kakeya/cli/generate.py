@@ -3,14 +3,14 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kakeya.cli import options
+from kakeya import options
+from kakeya.cli.command import command_of
 from kakeya.cli.console import Screen
-from kakeya.config import DEFAULT_MODEL, CacheConfig, EngineConfig
 from kakeya.errors import InvalidArgument
 from kakeya.types import SamplingParams
 
@@ -20,61 +20,34 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("generate", help="Answer one prompt and exit.")(generate)
+    app.command("generate", help="Answer one prompt and exit.")(command_of(GenerateOptions, generate))
 
 
-def generate(
-    prompt: Annotated[str, typer.Argument(help="The prompt, or - to read it from stdin.")],
-    model: options.Model = DEFAULT_MODEL,
-    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text; no chat template.")] = False,
-    backend: options.Backend = EngineConfig.backend,
-    sink: options.Sink = CacheConfig.sink,
-    window: options.Window = CacheConfig.window,
-    dtype: options.Dtype = EngineConfig.dtype,
-    weights: options.Weights = EngineConfig.weights,
-    numerics: options.NumericMode = EngineConfig.numerics,
-    kernels: options.Kernels = EngineConfig.kernels,
-    threads: options.Threads = None,
-    max_tokens: options.MaxTokens = 256,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    seed: options.Seed = None,
-    as_json: options.Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(options.SamplingOptions, options.EngineOptions):
+    """What `kakeya generate` was asked for: one field per flag."""
+
+    prompt: Annotated[str, typer.Argument(help="The prompt, or - to read it from stdin.")]
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text; no chat template.")] = False
+    as_json: options.Json = False
+
+
+def generate(context: typer.Context, asked: GenerateOptions) -> None:
     """Check the settings, load the model, stream the answer to stdout."""
-    sampling = options.sampling_params(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-    )
-    most = options.checked_max_tokens(max_tokens)
-    config = options.engine_config(
-        backend=backend,
-        sink=sink,
-        window=window,
-        dtype=dtype,
-        weights=weights,
-        numerics=numerics,
-        kernels=kernels,
-        threads=threads,
-    )
-    text = _prompt_text(prompt)
+    sampling, config = asked.sampling_params(), asked.engine_config()
+    text = _prompt_text(asked.prompt)
     from kakeya.cli.opening import open_runtime
 
     screen = Screen()
-    with open_runtime(screen, model, config) as runtime:
-        token_ids, end_token_ids = _tokens(runtime, text, system, raw)
+    with open_runtime(screen, asked.model, config) as runtime:
+        token_ids, end_token_ids = _tokens(runtime, text, asked.system, asked.raw)
         session_id = runtime.create_session(client_label="generate", eos_token_ids=end_token_ids)
-        report = _stream(screen, runtime, session_id, token_ids, most, sampling, quietly=as_json)
+        report = _stream(
+            screen, runtime, session_id, token_ids, asked.max_tokens, sampling, quietly=asked.as_json
+        )
         dropped = runtime.info(session_id).dropped_token_count
-        screen.line(_as_json(report, sampling.seed, dropped) if as_json else "")
+        screen.line(_as_json(report, sampling.seed, dropped) if asked.as_json else "")
 
 
 def _stream(

@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 
 from kakeya.cli.console import Screen, human_bytes
-from kakeya.cli.options import Json
 from kakeya.config import EngineConfig
+from kakeya.options import Json
 
 if TYPE_CHECKING:
     from kakeya.models.catalogue import CatalogueEntry, ModelListing

@@ -105,8 +105,9 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
 
         with FetchBar(screen) as progress:
             path = resolve(options.model, progress, asked)
-        from kakeya.engine.opening import chosen_backend, room_for_sessions
+        from kakeya.engine.backends import chosen_backend, room_for_sessions
         from kakeya.engine.slab import slab_geometry
+        from kakeya.loading import give_back_memory
         from kakeya.models.checkpoint import open_checkpoint
         from kakeya.runtime import Runtime
 
@@ -118,7 +119,11 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
             slots=engine.cache.slots,
             available=room_for_sessions(checkpoint, engine, options.capacity or MOST_BY_DEFAULT),
         )
-        return Runtime.open(options.model, replace(engine, capacity=capacity), sessions, metrics, traces)
+        engine = replace(engine, capacity=capacity)
+        runtime = Runtime.open(checkpoint, engine, sessions, metrics, traces, name=options.model)
+        del checkpoint  # with its vocabulary as Python's strings
+        give_back_memory()
+        return runtime
 
     return load
 

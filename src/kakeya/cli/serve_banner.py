@@ -65,7 +65,7 @@ class Banner:
         yield f"  node      at most {facts.capacity:,} sessions, {human_bytes(facts.pool_bytes)}, taken now"
         yield f"  callers   {self._callers()}"
         if http_url is not None:
-            yield f"  http      {http_url}/ (console), {http_url}/v1 (OpenAI's API), {http_url}/docs"
+            yield f"  http      {http_url}/ (console), {http_url}/v1 (OpenAI's API), {http_url}/openapi.json"
         if metrics_url is not None:
             yield f"  metrics   {metrics_url}"
 

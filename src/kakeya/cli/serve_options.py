@@ -3,19 +3,16 @@
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kakeya.cli import options
 from kakeya.cli.command import read_file
 from kakeya.cli.memory import DEFAULT_BUDGETS, Budget
 from kakeya.config import (
-    DEFAULT_MODEL,
     AdmissionConfig,
-    CacheConfig,
-    EngineConfig,
     HttpConfig,
     Quotas,
     RuntimeConfig,
@@ -23,13 +20,15 @@ from kakeya.config import (
     TlsConfig,
 )
 from kakeya.errors import ConfigError
+from kakeya.options import EngineOptions, build, memory
 from kakeya.types import AdmissionPolicy, BackendChoice
 
-_LISTEN = "Listening"
-_WHO = "Who may call"
-_LIMITS = "Limits"
-_HTTP = "HTTP"
-_WATCH = "Watching it"
+# A flag in one panel of the help.
+_listening = partial(typer.Option, rich_help_panel="Listening")
+_callers = partial(typer.Option, rich_help_panel="Who may call")
+_limits = partial(typer.Option, rich_help_panel="Limits")
+_http = partial(typer.Option, rich_help_panel="HTTP")
+_watching = partial(typer.Option, rich_help_panel="Watching it")
 
 OFF = "off"
 # Options whose values are never written anywhere.
@@ -53,162 +52,109 @@ class LogLevel(StrEnum):
 
 
 @dataclass(frozen=True)
-class ServeOptions:
+class ServeOptions(EngineOptions):
     """What `kakeya serve` was asked for: one field per flag."""
 
-    model: options.Model = DEFAULT_MODEL
-    backend: options.Backend = EngineConfig.backend
-    sink: options.Sink = CacheConfig.sink
-    window: options.Window = CacheConfig.window
-    dtype: options.Dtype = EngineConfig.dtype
-    weights: options.Weights = EngineConfig.weights
-    numerics: options.NumericMode = EngineConfig.numerics
-    kernels: options.Kernels = EngineConfig.kernels
-    threads: options.Threads = None
     max_batch_tokens: Annotated[
         int | None,
-        typer.Option(
+        memory(
             help="The most tokens of one engine step; when left out 256 on a CPU, and on CUDA enough for a "
-            "prompt's block of 2,048 beside a token of every session.",
-            rich_help_panel=options.MEMORY,
+            "prompt's block of 2,048 beside a token of every session."
         ),
     ] = None
     capacity: Annotated[
-        int | None,
-        typer.Option(
-            help="Sessions that may exist at once; what the budget holds when left out.",
-            rich_help_panel=options.MEMORY,
-        ),
+        int | None, memory(help="Sessions that may exist at once; what the budget holds when left out.")
     ] = None
     memory_budget: Annotated[
         str | None,
-        typer.Option(
+        memory(
             help="Memory for all sessions: 8GB, 512MiB, or a share of what is free: "
-            "25% on a CPU and 90% of what the model leaves on CUDA when left out.",
-            rich_help_panel=options.MEMORY,
+            "25% on a CPU and 90% of what the model leaves on CUDA when left out."
         ),
     ] = None
-    bind: Annotated[str, typer.Option(help="HOST:PORT for gRPC.", rich_help_panel=_LISTEN)] = (
-        ServerConfig.bind
+    bind: Annotated[str, _listening(help="HOST:PORT for gRPC.")] = ServerConfig.bind
+    http: Annotated[str, _listening(help="HOST:PORT for HTTP: OpenAI's API and the console; or off.")] = (
+        HttpConfig.bind
     )
-    http: Annotated[
-        str,
-        typer.Option(
-            help="HOST:PORT for HTTP: OpenAI's API and the console; or off.", rich_help_panel=_LISTEN
-        ),
-    ] = HttpConfig.bind
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="Certificate chain, PEM.", rich_help_panel=_LISTEN)
-    ] = None
-    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.", rich_help_panel=_LISTEN)] = None
+    tls_cert: Annotated[Path | None, _listening(help="Certificate chain, PEM.")] = None
+    tls_key: Annotated[Path | None, _listening(help="Its key, PEM.")] = None
     tls_client_ca: Annotated[
-        Path | None,
-        typer.Option(help="Clients need a certificate of this authority, PEM.", rich_help_panel=_LISTEN),
+        Path | None, _listening(help="Clients need a certificate of this authority, PEM.")
     ] = None
     insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure", help="Listen beyond this machine without keys or TLS.", rich_help_panel=_LISTEN
-        ),
+        bool, _listening("--insecure", help="Listen beyond this machine without keys or TLS.")
     ] = False
-    shutdown_grace_s: Annotated[
-        float, typer.Option(help="Seconds that running work gets to end.", rich_help_panel=_LISTEN)
-    ] = ServerConfig.shutdown_grace_s
-    keepalive_s: Annotated[
-        float, typer.Option(help="Ping silent connections so often.", rich_help_panel=_LISTEN)
-    ] = ServerConfig.keepalive_s
-    keepalive_timeout_s: Annotated[
-        float, typer.Option(help="Drop a connection whose ping is unanswered.", rich_help_panel=_LISTEN)
-    ] = ServerConfig.keepalive_timeout_s
+    shutdown_grace_s: Annotated[float, _listening(help="Seconds that running work gets to end.")] = (
+        ServerConfig.shutdown_grace_s
+    )
+    keepalive_s: Annotated[float, _listening(help="Ping silent connections so often.")] = (
+        ServerConfig.keepalive_s
+    )
+    keepalive_timeout_s: Annotated[float, _listening(help="Drop a connection whose ping is unanswered.")] = (
+        ServerConfig.keepalive_timeout_s
+    )
     api_key: Annotated[
-        list[str] | None,
-        typer.Option(help="A key that may call; each is an owner. Repeatable.", rich_help_panel=_WHO),
+        list[str] | None, _callers(help="A key that may call; each is an owner. Repeatable.")
     ] = None
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="One key per line; # begins a comment.", rich_help_panel=_WHO)
-    ] = None
+    api_key_file: Annotated[Path | None, _callers(help="One key per line; # begins a comment.")] = None
     max_concurrent: Annotated[
         int | None,
-        typer.Option(
-            help="Requests that generate at once, gRPC and HTTP together; the capacity when left out.",
-            rich_help_panel=_LIMITS,
-        ),
+        _limits(help="Requests that generate at once, gRPC and HTTP together; the capacity when left out."),
     ] = AdmissionConfig.max_concurrent
-    admission: Annotated[
-        AdmissionPolicy, typer.Option(help="What the others meet.", rich_help_panel=_LIMITS)
-    ] = AdmissionConfig.policy
-    queue_max_wait_s: Annotated[
-        float, typer.Option(help="The longest wait in the queue; 0 is for ever.", rich_help_panel=_LIMITS)
-    ] = AdmissionConfig.queue_max_wait_s
-    queue_depth: Annotated[int, typer.Option(help="Requests that may wait.", rich_help_panel=_LIMITS)] = (
-        AdmissionConfig.queue_depth
+    admission: Annotated[AdmissionPolicy, _limits(help="What the others meet.")] = AdmissionConfig.policy
+    queue_max_wait_s: Annotated[float, _limits(help="The longest wait in the queue; 0 is for ever.")] = (
+        AdmissionConfig.queue_max_wait_s
     )
-    max_concurrent_rpcs: Annotated[
-        int, typer.Option(help="gRPC calls in flight, all clients together.", rich_help_panel=_LIMITS)
-    ] = ServerConfig.max_concurrent_rpcs
-    max_message_bytes: Annotated[
-        int, typer.Option(help="The longest gRPC message accepted.", rich_help_panel=_LIMITS)
-    ] = ServerConfig.max_message_bytes
-    session_idle_ttl_s: Annotated[
-        float,
-        typer.Option(help="Close sessions unused for so long; 0 is never.", rich_help_panel=_LIMITS),
-    ] = 1800.0
-    quota_sessions: Annotated[
-        int | None, typer.Option(help="Sessions of one owner.", rich_help_panel=_LIMITS)
-    ] = None
-    quota_concurrent_requests: Annotated[
-        int | None, typer.Option(help="Generates of one owner at once.", rich_help_panel=_LIMITS)
-    ] = None
+    queue_depth: Annotated[int, _limits(help="Requests that may wait.")] = AdmissionConfig.queue_depth
+    max_concurrent_rpcs: Annotated[int, _limits(help="gRPC calls in flight, all clients together.")] = (
+        ServerConfig.max_concurrent_rpcs
+    )
+    max_message_bytes: Annotated[int, _limits(help="The longest gRPC message accepted.")] = (
+        ServerConfig.max_message_bytes
+    )
+    session_idle_ttl_s: Annotated[float, _limits(help="Close sessions unused for so long; 0 is never.")] = (
+        1800.0
+    )
+    quota_sessions: Annotated[int | None, _limits(help="Sessions of one owner.")] = None
+    quota_concurrent_requests: Annotated[int | None, _limits(help="Generates of one owner at once.")] = None
     quota_tokens_per_minute: Annotated[
-        int | None,
-        typer.Option(help="Tokens of one owner, appended and generated.", rich_help_panel=_LIMITS),
+        int | None, _limits(help="Tokens of one owner, appended and generated.")
     ] = None
-    max_connections: Annotated[
-        int, typer.Option(help="Open connections, all clients together.", rich_help_panel=_HTTP)
-    ] = HttpConfig.max_connections
-    max_body_bytes: Annotated[int, typer.Option(help="The longest body accepted.", rich_help_panel=_HTTP)] = (
-        HttpConfig.max_body_bytes
+    max_connections: Annotated[int, _http(help="Open connections, all clients together.")] = (
+        HttpConfig.max_connections
     )
-    receive_timeout_s: Annotated[
-        float, typer.Option(help="A request must have arrived after so long.", rich_help_panel=_HTTP)
-    ] = HttpConfig.receive_timeout_s
-    request_timeout_s: Annotated[
-        float, typer.Option(help="And be answered after so long; 0 is no limit.", rich_help_panel=_HTTP)
-    ] = HttpConfig.request_timeout_s
+    max_body_bytes: Annotated[int, _http(help="The longest body accepted.")] = HttpConfig.max_body_bytes
+    receive_timeout_s: Annotated[float, _http(help="A request must have arrived after so long.")] = (
+        HttpConfig.receive_timeout_s
+    )
+    request_timeout_s: Annotated[float, _http(help="And be answered after so long; 0 is no limit.")] = (
+        HttpConfig.request_timeout_s
+    )
     cors_origin: Annotated[
-        list[str] | None,
-        typer.Option(help="Pages from here may call: https://… or *. Repeatable.", rich_help_panel=_HTTP),
+        list[str] | None, _http(help="Pages from here may call: https://… or *. Repeatable.")
     ] = None
-    default_max_tokens: Annotated[
-        int, typer.Option(help="The longest answer to who gives no limit.", rich_help_panel=_HTTP)
-    ] = HttpConfig.default_max_tokens
-    stored_responses: Annotated[
-        int, typer.Option(help="Responses of one owner that can be continued.", rich_help_panel=_HTTP)
-    ] = HttpConfig.stored_responses
-    chat_matching: Annotated[
-        bool, typer.Option(help="Continue chats whose messages are resent.", rich_help_panel=_HTTP)
-    ] = HttpConfig.chat_matching
-    held_conversations: Annotated[
-        int, typer.Option(help="How many are held for that.", rich_help_panel=_HTTP)
-    ] = HttpConfig.held_conversations
-    chat_deprecation: Annotated[
-        bool, typer.Option(help="Say that chat completions are deprecated.", rich_help_panel=_HTTP)
-    ] = HttpConfig.chat_deprecation
-    chat_sunset: Annotated[
-        str, typer.Option(help="The day on which they end.", metavar="YYYY-MM-DD", rich_help_panel=_HTTP)
-    ] = HttpConfig.chat_sunset.isoformat()
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Prometheus metrics over HTTP here.", rich_help_panel=_WATCH)
-    ] = None
-    metrics_host: Annotated[str, typer.Option(help="The address for them.", rich_help_panel=_WATCH)] = (
-        "127.0.0.1"
+    default_max_tokens: Annotated[int, _http(help="The longest answer to who gives no limit.")] = (
+        HttpConfig.default_max_tokens
     )
-    log_level: Annotated[LogLevel, typer.Option(help="How much to say.", rich_help_panel=_WATCH)] = (
-        LogLevel.INFO
+    stored_responses: Annotated[int, _http(help="Responses of one owner that can be continued.")] = (
+        HttpConfig.stored_responses
     )
-    log_format: Annotated[LogFormat, typer.Option(help="For whom to say it.", rich_help_panel=_WATCH)] = (
-        LogFormat.TEXT
+    chat_matching: Annotated[bool, _http(help="Continue chats whose messages are resent.")] = (
+        HttpConfig.chat_matching
     )
+    held_conversations: Annotated[int, _http(help="How many are held for that.")] = (
+        HttpConfig.held_conversations
+    )
+    chat_deprecation: Annotated[bool, _http(help="Say that chat completions are deprecated.")] = (
+        HttpConfig.chat_deprecation
+    )
+    chat_sunset: Annotated[str, _http(help="The day on which they end.", metavar="YYYY-MM-DD")] = (
+        HttpConfig.chat_sunset.isoformat()
+    )
+    metrics_port: Annotated[int | None, _watching(help="Prometheus metrics over HTTP here.")] = None
+    metrics_host: Annotated[str, _watching(help="The address for them.")] = "127.0.0.1"
+    log_level: Annotated[LogLevel, _watching(help="How much to say.")] = LogLevel.INFO
+    log_format: Annotated[LogFormat, _watching(help="For whom to say it.")] = LogFormat.TEXT
     config: Annotated[
         Path | None,
         typer.Option(help="TOML file with settings named like the flags.", is_eager=True, callback=read_file),
@@ -216,21 +162,6 @@ class ServeOptions:
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Show the settings and where they come from, and exit.")
     ] = False
-
-    def engine_config(self) -> EngineConfig:
-        """The engine's settings, before the capacity is known. Raises ConfigError."""
-        return options.engine_config(
-            backend=self.backend,
-            sink=self.sink,
-            window=self.window,
-            dtype=self.dtype,
-            weights=self.weights,
-            numerics=self.numerics,
-            kernels=self.kernels,
-            threads=self.threads,
-            capacity=1 if self.capacity is None else self.capacity,
-            max_batch_tokens=self.max_batch_tokens,
-        )
 
     def runtime_config(self) -> RuntimeConfig:
         """How sessions are kept. Raises ConfigError."""
@@ -251,49 +182,28 @@ class ServeOptions:
         """The server's settings. Raises ConfigError, also for a bind that is too open."""
         from kakeya.serving.keys import hash_key
 
-        return ServerConfig(
-            bind=self.bind,
-            key_hashes=tuple(dict.fromkeys(map(hash_key, self._keys()))),
-            tls=self._tls(),
-            insecure=self.insecure,
-            max_concurrent_rpcs=self.max_concurrent_rpcs,
-            max_message_bytes=self.max_message_bytes,
-            keepalive_s=self.keepalive_s,
-            keepalive_timeout_s=self.keepalive_timeout_s,
-            shutdown_grace_s=self.shutdown_grace_s,
-        )
+        key_hashes = tuple(dict.fromkeys(map(hash_key, self._keys())))
+        return build(ServerConfig, {**vars(self), "key_hashes": key_hashes, "tls": self._tls()})
 
     def admission_config(self) -> AdmissionConfig:
         """How many requests generate at once. Raises ConfigError."""
-        return AdmissionConfig(
-            max_concurrent=self.max_concurrent,
-            policy=self.admission,
-            queue_max_wait_s=self.queue_max_wait_s,
-            queue_depth=self.queue_depth,
-        )
+        return build(AdmissionConfig, {**vars(self), "policy": self.admission})
 
     def http_config(self) -> HttpConfig | None:
         """The HTTP server's settings; None when there is to be none. Raises ConfigError."""
         if self.http == OFF:
             return None
         grpc = self.server_config()
-        return HttpConfig(
-            bind=self.http,
-            key_hashes=grpc.key_hashes,
-            tls=grpc.tls,
-            insecure=self.insecure,
-            max_body_bytes=self.max_body_bytes,
-            max_connections=self.max_connections,
-            receive_timeout_s=self.receive_timeout_s,
-            request_timeout_s=self.request_timeout_s,
-            cors_origins=tuple(self.cors_origin or ()),
-            default_max_tokens=self.default_max_tokens,
-            chat_deprecation=self.chat_deprecation,
-            chat_sunset=self._sunset(),
-            chat_matching=self.chat_matching,
-            held_conversations=self.held_conversations,
-            stored_responses=self.stored_responses,
-        )
+        given = {
+            **vars(self),
+            "bind": self.http,
+            "key_hashes": grpc.key_hashes,
+            "tls": grpc.tls,
+            "cors_origins": tuple(self.cors_origin or ()),
+            "chat_sunset": self._sunset(),
+            "keepalive_s": HttpConfig.keepalive_s,  # the flag is about gRPC's pings
+        }
+        return build(HttpConfig, given)
 
     def _sunset(self) -> date:
         try:

@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
+from copy import copy
 
 from kakeya.client.connection import Connection
-from kakeya.client.stream import Generation
 from kakeya.client.values import ServerInfo, Token
 from kakeya.errors import InvalidArgument
-from kakeya.text import Detokenizer, Tokenizer
+from kakeya.text import AnswerText, Tokenizer
 from kakeya.text.transcript import Transcript, Turn
-from kakeya.types import StopReason, TokenizerFiles
+from kakeya.text.turns import pinned_tokens
+from kakeya.types import TokenEvent, TokenizerFiles
 from kakeya.wire import runtime_pb2 as pb
 
 
@@ -40,8 +41,7 @@ class Chat:
         if not tokenizer.has_chat_template:
             raise InvalidArgument("this model has no chat template; use session.append and session.generate")
         self._tokenizer = tokenizer
-        self._eos_token_ids = tuple(eos_token_ids)
-        self._transcript = Transcript(tokenizer, self._eos_token_ids, system)
+        self._transcript = Transcript(tokenizer, eos_token_ids, system)
 
     @property
     def end_token_ids(self) -> list[int]:
@@ -50,37 +50,28 @@ class Chat:
 
     def pinned_prefix_tokens(self, server: ServerInfo) -> int:
         """Enough to keep the system message for ever, up to half of what a session remembers."""
-        half = (server.sink + server.window) // 2
-        return max(server.sink, min(self._transcript.opening_tokens(), half))
+        return pinned_tokens(self._transcript.opening_tokens(), server.sink, server.window)
 
     def fork(self) -> "Chat":
         """The same conversation so far, independent from here on."""
-        twin = Chat(self._tokenizer, self._eos_token_ids)
-        earlier = self._transcript
-        twin._transcript = Transcript.resume(
-            self._tokenizer, self._eos_token_ids, earlier.messages, earlier.answer_is_closed
-        )
+        twin = copy(self)
+        twin._transcript = self._transcript.fork()
         return twin
 
     def next_turn(self, text: str) -> Turn:
         """The ids that this message adds."""
         return self._transcript.next_turn(text)
 
-    async def answer(
-        self, text: str, tokens: AsyncGenerator[Token, None], generation: Generation
-    ) -> AsyncGenerator[str, None]:
+    async def answer(self, text: str, tokens: AsyncGenerator[Token, None]) -> AsyncGenerator[str, None]:
         """The pieces of the answer. However it ends, the exchange is part of the conversation."""
-        detokenizer = Detokenizer(self._tokenizer)
-        pieces: list[str] = []
+        answer = AnswerText(self._tokenizer, self._transcript.end_token_ids)
         try:
             async for token in tokens:
-                if piece := detokenizer.feed(token.id):
-                    pieces.append(piece)
+                answer.feed(TokenEvent(token.id))
+                if piece := answer.ready().text:
                     yield piece
-            if piece := detokenizer.finish():
-                pieces.append(piece)
+            answer.finish()
+            if piece := answer.ready().text:
                 yield piece
         finally:
-            result = generation.result
-            closed = result is not None and result.stop_reason is StopReason.EOS
-            self._transcript.add(text, "".join(pieces), closed=closed)
+            self._transcript.add(text, answer.text, closed=answer.closed)

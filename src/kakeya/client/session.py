@@ -166,7 +166,7 @@ class AsyncSession:
         await self.append(turn.token_ids)
         async with (
             aclosing(self._tokens(generation)) as tokens,
-            aclosing(self._chat.answer(text, tokens, generation)) as pieces,
+            aclosing(self._chat.answer(text, tokens)) as pieces,
         ):
             async for piece in pieces:
                 yield piece

@@ -1,28 +1,28 @@
 """What one engine step computes: segments of consecutive tokens, each of one sequence."""
 
-from collections.abc import Sequence as Rows
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kakeya.engine.request import Request
-from kakeya.engine.sequence import Sequence
+from kakeya.engine.request import RUNNING, Request
+from kakeya.engine.sampler import SampleRequest
+from kakeya.engine.sequence import TokenSequence
 
 PENDING = -1
 """In place of a token: the one that the step before, not read yet, chooses for this sequence."""
 
 
-# Not frozen, which would make it dearer: every session has one in every step.
+# Not frozen, which would make it slower: every session has one in every step.
 @dataclass(slots=True, eq=False)
 class Segment:
     """Consecutive rows of one sequence: a prefill block, or its newest token and the draft after it."""
 
-    sequence: Sequence
+    sequence: TokenSequence
     start: int
-    tokens: Rows[int]
+    tokens: Sequence[int]
     draft_count: int
     logit_rows: int
     """How many of the last rows need next-token logits; 0 inside a prompt."""
-    request: Request | None = None
-    """The generate it was planned for."""
 
     @property
     def rows(self) -> int:
@@ -33,50 +33,94 @@ class Segment:
         return self.start + len(self.tokens)
 
     @property
-    def draft(self) -> Rows[int]:
+    def draft(self) -> Sequence[int]:
         """The guesses among the tokens."""
         return self.tokens[self.rows - self.draft_count :]
+
+
+@dataclass(slots=True, eq=False)
+class PlannedSegment(Segment):
+    """The part of a request that a step carries."""
+
+    request: Request
 
     @property
     def is_stale(self) -> bool:
         """Its generate has ended since it was planned: nobody waits for what it computes."""
-        return self.sequence.request is not self.request or (
-            self.request is not None and self.request.finished
-        )
+        return self.request.state is not RUNNING
+
+    def sample_requests(self, reach: int) -> list[SampleRequest]:
+        """One for each logit row, as if the draft before it had been accepted.
+
+        Penalties look back over `reach` tokens.
+        """
+        sampling, constraint = self.request.sampling, self.request.constraint
+        if self.logit_rows == 1 and constraint is None and not sampling.has_penalties:
+            return [SampleRequest(sampling, self.end)]
+        history = array("i")
+        if self.logit_rows and sampling.has_penalties:
+            history = self.sequence.tokens[-reach:]
+            history.extend(self.draft)
+        masks = self._masks()
+        requests = []
+        for row in range(self.logit_rows):
+            known = len(history) - self.draft_count + row
+            position = self.end - self.logit_rows + row + 1
+            recent = history[max(0, known - reach) : max(0, known)]
+            requests.append(SampleRequest(sampling, position, recent, masks[row]))
+        return requests
+
+    def _masks(self) -> Sequence[bytes | None]:
+        """For each logit row the tokens that may be chosen there; None where all may."""
+        constraint = self.request.constraint
+        if constraint is None or not self.logit_rows:
+            return [None] * self.logit_rows
+        return constraint.masks(self.draft)
 
     def undo(self) -> None:
         """Back to before the step: unread tokens of earlier steps stay, these rows go."""
         if self.is_stale:
             return
-        if self.request is not None and self.logit_rows:
+        if self.logit_rows:
             self.request.in_flight -= 1
         slab = self.sequence.slab
         if slab.committed == self.start:
             slab.rollback()
         slab.written = self.start
 
-    def renewed(self) -> "Segment":
+    def renewed(self) -> "PlannedSegment":
         """The same once more, with the token that was pending: by now the step before has been judged."""
         if self.tokens[0] != PENDING:
             return self
         return replace(self, tokens=[self.sequence.tokens[self.start]])
 
 
-def decode_segment(sequence: Sequence, draft: Rows[int]) -> Segment:
+def decode_segment(request: Request, draft: Sequence[int]) -> PlannedSegment:
     """The newest token and the guesses that follow it, all of whose logits are wanted."""
-    request = sequence.request
-    newest = PENDING if request is not None and request.in_flight else sequence.tokens[-1]
+    sequence = request.sequence
+    newest = PENDING if request.in_flight else sequence.tokens[-1]
     tokens = [newest, *draft]
-    return Segment(sequence, sequence.slab.written, tokens, len(draft), len(tokens), request)
+    return PlannedSegment(sequence, sequence.slab.written, tokens, len(draft), len(tokens), request)
 
 
-def prefill_segment(sequence: Sequence, block: int) -> Segment:
-    """The next canonical block of waiting tokens; the last one asks for the logits after it.
+def prefill_segment(request: Request, block: int) -> PlannedSegment:
+    """The next block of waiting tokens; the last one asks for the logits after it."""
+    start, tokens, is_last = _next_block(request.sequence, block)
+    return PlannedSegment(request.sequence, start, tokens, 0, 1 if is_last else 0, request)
+
+
+def score_segment(sequence: TokenSequence, block: int) -> Segment:
+    """The next block of waiting tokens, all of whose logits are wanted."""
+    start, tokens, _ = _next_block(sequence, block)
+    return Segment(sequence, start, tokens, 0, len(tokens))
+
+
+def _next_block(sequence: TokenSequence, block: int) -> tuple[int, Sequence[int], bool]:
+    """Where the next canonical block starts, its tokens, and whether nothing follows it.
 
     Blocks are cut at fixed distances from where the uncomputed part began, because nothing but
     whole blocks is ever computed before the last one.
     """
     start = sequence.slab.written
     tokens = sequence.tokens[start : start + block]
-    is_last = start + len(tokens) == len(sequence.tokens)
-    return Segment(sequence, start, tokens, 0, 1 if is_last else 0, sequence.request)
+    return start, tokens, start + len(tokens) == len(sequence.tokens)

@@ -1,4 +1,4 @@
-"""What differs between devices when work is waited for and memory travels. On a CPU nothing has to wait."""
+"""What differs between devices in waiting, in free memory and in copies. On a CPU nothing has to wait."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,27 +7,36 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from kakeya.models.fitting import available_memory
 
-class Moment:
-    """A point in a device's work, set by `record`. On a CPU all that came before it is done at once."""
+CPU = torch.device("cpu")
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can be had on `device`."""
+    return available_memory() if device.type != "cuda" else int(torch.cuda.mem_get_info(device)[0])
+
+
+class DeviceEvent:
+    """A point in a device's work, set by `record`. On a CPU all that came before it is done already."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._event = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def record(self) -> "Moment":
-        """It is now, in the work that this thread has given the device."""
+    def record(self) -> "DeviceEvent":
+        """Set it behind the work that this thread has given the device so far."""
         if self._event is not None:
             self._event.record(torch.cuda.current_stream(self._device))
         return self
 
     def wait(self) -> None:
-        """Until the device has come so far. Other threads run meanwhile."""
+        """Wait until the device has got this far. Other threads run meanwhile."""
         if self._event is not None:
             self._event.synchronize()
 
-    def hold_back(self) -> None:
-        """What this thread gives the device from here on runs after it."""
+    def block_stream(self) -> None:
+        """Let the work that this thread gives the device from here on wait for it."""
         if self._event is not None:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
@@ -49,8 +58,8 @@ def is_lost(device: torch.device) -> bool:
 
 
 @contextmanager
-def aside(device: torch.device) -> Iterator[None]:
-    """Work given meanwhile by this thread does not wait for the device's other work, nor holds it up."""
+def on_side_stream(device: torch.device) -> Iterator[None]:
+    """Give the device work that neither waits for its other work nor holds it up."""
     if device.type != "cuda":
         yield
         return
@@ -64,26 +73,26 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def fetched(tensor: Tensor, after: Moment | None) -> Tensor:
-    """A host copy of what `tensor` holds once `after` has come."""
+def fetch(tensor: Tensor, after: DeviceEvent | None) -> Tensor:
+    """Copy to the host what `tensor` holds once the device has got to `after`."""
     if after is None or tensor.device.type == "cpu":
         return tensor.cpu()
-    with aside(tensor.device):
-        after.hold_back()
+    with on_side_stream(tensor.device):
+        after.block_stream()
         return tensor.cpu()
 
 
-def delivered(tensor: Tensor, device: torch.device) -> tuple[Tensor, Moment]:
-    """A copy on `device`, and the moment from which on it is whole."""
-    with aside(device):
+def deliver(tensor: Tensor, device: torch.device) -> tuple[Tensor, DeviceEvent]:
+    """Start a copy to `device`; the copy, and the event from which on it is whole."""
+    with on_side_stream(device):
         copy = tensor.to(device)
-        return copy, Moment(device).record()
+        return copy, DeviceEvent(device).record()
 
 
-def received(tensor: Tensor, after: Moment | None) -> Tensor:
-    """The delivered tensor, for work that this thread gives the device from here on."""
+def receive(tensor: Tensor, after: DeviceEvent | None) -> Tensor:
+    """Use a delivered tensor in the work that this thread gives the device from here on."""
     if after is not None:
-        after.hold_back()
+        after.block_stream()
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
     return tensor

@@ -58,7 +58,13 @@ class Inbox:
         Raises DeviceLost after the call that found the device so: those behind it are not answered.
         """
         for call in self._calls(wait=wait):
-            self._answer(call)
+            try:
+                call.reply.set_result(self._run(call.function))
+            except BaseException as error:
+                # Whatever a call raises is its caller's; what ends the engine is the engine's as well.
+                call.reply.set_exception(error)
+                if isinstance(error, DeviceLost) or not isinstance(error, Exception):
+                    raise
 
     def close(self, reason: str = "the engine is shut down") -> None:
         """Refuse calls from now on, for the first reason that was given."""
@@ -73,7 +79,7 @@ class Inbox:
             call.reply.set_exception(Unavailable(reason))
 
     def _calls(self, *, wait: bool) -> Iterator[_Call]:
-        """Those that are there, and come meanwhile."""
+        """The calls that are there, and those that come while they are answered."""
         try:
             call = self._queue.get(block=wait)
             while True:
@@ -82,12 +88,3 @@ class Inbox:
                 call = self._queue.get_nowait()
         except queue.Empty:
             return
-
-    def _answer(self, call: _Call) -> None:
-        """Whatever a call raises is its caller's; what ends the engine is the engine's as well."""
-        try:
-            call.reply.set_result(self._run(call.function))
-        except BaseException as error:
-            call.reply.set_exception(error)
-            if isinstance(error, DeviceLost) or not isinstance(error, Exception):
-                raise

@@ -1,20 +1,48 @@
-"""One generate: its settings, its clock, its end, and who follows it."""
+"""One generate: its settings, its clock, and its life from the queue to its end.
+
+    queued ──start──▶ running ──finish──▶ finished ──release_if_read──▶ over
+      │                  │                   │                           ▲
+      └──────────────────┴─────── cancel, fail, abandon ─────────────────┘
+
+    queued     accepted; no step has carried it
+    running    steps carry it: its prompt first, then its tokens one by one, which go to the stream
+    finished   the last token is on the stream and the done event behind it; the reader has not taken them all
+    over       what the reader took is history, the rest is forgotten, and the sequence rests
+
+A token is history once the reader has taken it. So a cancel keeps what was taken, and a generate whose last
+token was taken has ended by itself: it is over with its own done event, whatever is asked of it then.
+"""
 
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from kakeya.engine.constraint import Constraint
-from kakeya.engine.observer import EngineObserver
+from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.stream import EventStream
+from kakeya.errors import InvariantViolation, StepFailed
 from kakeya.types import DoneEvent, FailedEvent, SamplingParams, StopReason, TokenEvent
 
 log = logging.getLogger(__name__)
 
 
-class Follower:
-    """What whoever started a generate does around it, on the engine thread. By itself nothing."""
+class State(Enum):
+    """Where a request is in its life."""
+
+    QUEUED = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+    OVER = auto()
+
+
+# Asked for several times a token: a name of the module is found in a tenth of the time of `State.QUEUED`.
+QUEUED, RUNNING, FINISHED, OVER = State
+
+
+class RequestListener:
+    """What sessions do around a generate, on the engine thread. The default does nothing."""
 
     def make_stream(self, wake: Callable[[], None]) -> EventStream:
         """The stream that the reader gets. Called by the thread that starts the generate."""
@@ -27,19 +55,25 @@ class Follower:
         """It is over: `terminal` is final, and what the reader took is history. Called once."""
 
 
-@dataclass
-class Request:
-    """One generate in flight, and its clock."""
+def _leave_nothing(request: "Request") -> None:
+    """Nobody has it in flight."""
 
+
+@dataclass(eq=False)
+class Request:
+    """One generate in flight, and its clock. Owned by the engine thread."""
+
+    sequence: TokenSequence
     stream: EventStream
     max_tokens: int
     sampling: SamplingParams
-    follower: Follower = field(default_factory=Follower)
+    listener: RequestListener = field(default_factory=RequestListener)
     constraint: Constraint | None = None
+    state: State = QUEUED
     prompt_length: int = 0
     cached_tokens: int = 0
-    started_at: float = field(default_factory=time.monotonic)
-    computing_at: float | None = None
+    queued_at: float = field(default_factory=time.monotonic)
+    started_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float = 0.0
     ended_at: float = 0.0
@@ -50,7 +84,7 @@ class Request:
     accepted: int = 0
     in_flight: int = 0
     """Tokens that launched steps will choose and nobody has read yet."""
-    finished: bool = False
+    _leave: "Callable[[Request], None]" = _leave_nothing
 
     @property
     def remaining(self) -> int:
@@ -67,46 +101,117 @@ class Request:
         """The prompt is computed, or will be when what is in flight has ended."""
         return self.emitted + self.in_flight > 0
 
-    def planned(self, observer: EngineObserver) -> None:
-        """A step is about to carry it."""
-        if self.computing_at is None:
-            self.computing_at = time.monotonic()
-            observer.request_started(self.computing_at - self.started_at, self.cached_tokens)
+    # From the queue to the last token.
 
-    def judged(self, guessed: int, wrong: int, observer: EngineObserver) -> None:
+    def queue(self, leave: "Callable[[Request], None]") -> None:
+        """Go on from the committed history of the sequence, which rests no more.
+
+        `leave` is called when the request is over.
+        """
+        self._leave = leave
+        self.prompt_length, self.cached_tokens = self.sequence.committed, self.sequence.slab.written
+        self.sequence.request = self
+        self.sequence.observer.request_queued()
+
+    def start(self) -> None:
+        """The first step is about to carry it."""
+        self.state = RUNNING
+        self.started_at = time.monotonic()
+        self.sequence.observer.request_started(self.started_at - self.queued_at, self.cached_tokens)
+
+    def count_drafts(self, proposed: int, accepted: int) -> None:
         """The verifier has looked at guesses of the proposer."""
-        self.proposed += guessed
-        self.accepted += guessed - wrong
-        observer.drafts(guessed, guessed - wrong)
+        self.proposed += proposed
+        self.accepted += accepted
+        self.sequence.observer.drafts(proposed, accepted)
 
-    def emit(self, token: TokenEvent, observer: EngineObserver) -> None:
+    def emit(self, token: TokenEvent) -> None:
         """Put a token on the stream."""
-        self._count_token(observer)
+        now = time.monotonic()
+        if self.first_token_at is None:
+            self.first_token_at = now
+            self.sequence.observer.first_token(now - self.queued_at)
+        else:
+            self.sequence.observer.next_token(now - self.last_token_at)
+        self.last_token_at = now
+        self.emitted += 1
         self.stream.put(token)
 
     def finish(self, reason: StopReason) -> None:
         """The token just emitted was the last one."""
-        self.finished = True
-        self.stream.put(self.done(reason, self.emitted))
+        self.state = FINISHED
+        self.stream.put(self._done(reason, self.emitted))
 
-    def _count_token(self, observer: EngineObserver) -> None:
-        now = time.monotonic()
-        if self.first_token_at is None:
-            self.first_token_at = now
-            observer.first_token(now - self.started_at)
-        else:
-            observer.next_token(now - self.last_token_at)
-        self.last_token_at = now
-        self.emitted += 1
+    # To the end.
 
-    def done(self, reason: StopReason, tokens: int) -> DoneEvent:
-        """The event that ends it, with `tokens` generated."""
+    def release_if_read(self) -> None:
+        """A finished request is over once its reader has taken the last token."""
+        if self.state is FINISHED and self.stream.unread_after_pause() == 0:
+            self.sequence.commit()
+            self._end()
+
+    def cancel(self) -> None:
+        """Keep what the reader has taken, forget the rest."""
+        self.stream.cut(self._end_of_cancelled)
+        self._take_back()
+
+    def fail(self, error: Exception) -> None:
+        """End by an error of its own step; what the reader has taken stays."""
+        if isinstance(error, InvariantViolation):
+            self.sequence.fail(error)
+            return
+        log.error("a generate failed", exc_info=error)
+        failure = error if isinstance(error, StepFailed) else StepFailed(f"the step failed: {error!r}")
+        self.stream.cut(lambda taken: self._failed(failure))
+        self._take_back()
+
+    def abandon(self, error: Exception) -> None:
+        """End by an error that leaves the sequence as it is: that is broken, or its engine is."""
+        self.stream.cut(lambda taken: self._failed(error))
+        self._end()
+
+    def bury(self, error: Exception) -> None:
+        """End with a dead engine. An answer that is whole can still be read."""
+        try:
+            if self.state is FINISHED:
+                self._end()
+            else:
+                self.abandon(error)
+        except Exception:
+            log.exception("a request could not be wound back")
+
+    def _take_back(self) -> None:
+        """End with a stream that was cut: what the reader took is history, the rest is forgotten."""
+        try:
+            self.sequence.commit()
+        except InvariantViolation as error:
+            self.sequence.fail(error)
+            return
+        self.sequence.rollback()
+        self._end()
+
+    def _end(self) -> None:
+        self.state = OVER
+        self._leave(self)
+        self.sequence.request = None
+        started = self.started_at is not None
+        self.sequence.observer.request_ended(self.ended_at - self.queued_at, started=started)
+        self._tell(self.listener.ended)
+
+    # The event that ends it.
+
+    def _end_of_cancelled(self, taken: int) -> DoneEvent | FailedEvent:
+        if self.state is FINISHED and taken == self.emitted and self.terminal is not None:
+            return self.terminal  # the reader has all of it, but for the word that this is the end
+        return self._done(StopReason.CANCELLED, taken)
+
+    def _done(self, reason: StopReason, tokens: int) -> DoneEvent:
         self.ended_at = time.monotonic()
         done = DoneEvent(
             stop_reason=reason,
             generated_token_count=tokens,
-            prefill_duration_seconds=(self.first_token_at or self.ended_at) - self.started_at,
-            total_duration_seconds=self.ended_at - self.started_at,
+            prefill_duration_seconds=(self.first_token_at or self.ended_at) - self.queued_at,
+            total_duration_seconds=self.ended_at - self.queued_at,
             cached_token_count=self.cached_tokens,
             accepted_draft_tokens=self.accepted,
             proposed_draft_tokens=self.proposed,
@@ -114,26 +219,20 @@ class Request:
         self._answer(done)
         return done
 
-    def failed(self, error: Exception) -> FailedEvent:
-        """The event that ends it by an error."""
+    def _failed(self, error: Exception) -> FailedEvent:
         self.ended_at = time.monotonic()
         failed = FailedEvent(error)
         self._answer(failed)
         return failed
 
-    def ended(self, observer: EngineObserver) -> None:
-        """Nothing more will happen to it."""
-        observer.request_ended(self.ended_at - self.started_at, started=self.computing_at is not None)
-        self._tell(self.follower.ended)
-
     def _answer(self, terminal: DoneEvent | FailedEvent) -> None:
         is_first = self.terminal is None
         self.terminal = terminal
         if is_first:
-            self._tell(self.follower.answered)
+            self._tell(self.listener.answered)
 
     def _tell(self, hear: "Callable[[Request], None]") -> None:
-        """A follower's errors stay its own."""
+        """A listener's errors stay its own."""
         try:
             hear(self)
         except Exception:

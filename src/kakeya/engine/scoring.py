@@ -3,7 +3,7 @@
 What is asked of the logits is computed where they are: on a device they never come to the host.
 """
 
-from collections.abc import Generator, Sequence as Tokens
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from kakeya.engine.device import Moment, fetched
-from kakeya.engine.runner import Reduction
+from kakeya.engine.backend import Reduction
+from kakeya.engine.device import DeviceEvent, fetch
 from kakeya.errors import InvalidArgument
 from kakeya.types import TokenEvent, TokenLogprob
 
@@ -26,14 +26,14 @@ _ROWS_AT_ONCE = 16
 
 
 def score_blocks(
-    engine: "Engine", token_ids: Tokens[int], pinned: int | None = None
+    engine: "Engine", token_ids: Sequence[int], pinned: int | None = None
 ) -> Generator[Tensor, None, None]:
     """Next-token logits after each token, in order, some rows at a time [rows, vocab] on the host."""
     return _reduced(engine, token_ids, lambda _, logits: logits.to("cpu", copy=True), pinned)
 
 
 def score_tokens(
-    engine: "Engine", token_ids: Tokens[int], top: int
+    engine: "Engine", token_ids: Sequence[int], top: int
 ) -> Generator[list[TokenEvent], None, None]:
     """The tokens with their log-probabilities and the `top` most probable ones in their place, some at a
     time. Nothing comes before the first token, so it has none."""
@@ -47,7 +47,7 @@ def score_tokens(
 
 
 def _reduced(
-    engine: "Engine", token_ids: Tokens[int], reduce: Reduction[T], pinned: int | None = None
+    engine: "Engine", token_ids: Sequence[int], reduce: Reduction[T], pinned: int | None = None
 ) -> Generator[T, None, None]:
     """What `reduce` makes of the logits after each token, in canonical blocks on a slab of its own."""
     if not token_ids:
@@ -67,11 +67,11 @@ class _ScoredTokens:
 
     ids: Tensor
     logprobs: Tensor
-    computed: Moment
+    computed: DeviceEvent
 
     def events(self) -> list[TokenEvent]:
         """Wait for them."""
-        ids, logprobs = (fetched(table, self.computed).tolist() for table in (self.ids, self.logprobs))
+        ids, logprobs = (fetch(table, self.computed).tolist() for table in (self.ids, self.logprobs))
         return [
             TokenEvent(token_id, logprob, tuple(map(TokenLogprob, best, best_logprobs)))
             for (token_id, *best), (logprob, *best_logprobs) in zip(ids, logprobs, strict=True)
@@ -82,7 +82,7 @@ class _ScoredTokens:
 class _TextLogProbs:
     """A reduction: the model's own distribution (as `LogProbs`) at the tokens of a text and at the best."""
 
-    token_ids: Tokens[int]
+    token_ids: Sequence[int]
     top: int
 
     def __call__(self, position: int, logits: Tensor) -> _ScoredTokens:
@@ -91,7 +91,7 @@ class _TextLogProbs:
         # The last token of all has nothing behind it.
         parts = (torch.split(each, _ROWS_AT_ONCE) for each in (given, logits[: len(given)]))
         ids, logprobs = zip(*map(self._picked, *parts), strict=True)
-        return _ScoredTokens(torch.cat(ids), torch.cat(logprobs), Moment(logits.device).record())
+        return _ScoredTokens(torch.cat(ids), torch.cat(logprobs), DeviceEvent(logits.device).record())
 
     def _picked(self, given: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         # Each row by itself: its bits do not depend on the others.

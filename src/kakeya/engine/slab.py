@@ -5,7 +5,7 @@ A slab keeps the first `sink` positions for ever and the rest in a ring:
     position p < S  lives in slot p
     position p >= S lives in slot S + (p - S) mod (slots - S)
 
-Positions count from 0 and never stop. Tokens are *written* by the runner and *committed* by
+Positions count from 0 and never stop. Tokens are *written* by the backend and *committed* by
 the engine; a rollback forgets what was written but not committed, and cannot fail.
 """
 
@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 
 from kakeya.config import CacheConfig, EngineConfig
+from kakeya.engine.device import CPU, free_memory
 from kakeya.errors import ConfigError, InvalidArgument, InvariantViolation, ResourceExhausted
 from kakeya.models.config import ModelConfig
-from kakeya.models.fitting import available_memory
-from kakeya.models.linear import FLOAT_TYPES
+from kakeya.models.float_types import FLOAT_TYPES
 from kakeya.types import DType
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -74,11 +72,6 @@ def slab_geometry(model: ModelConfig, config: EngineConfig) -> SlabGeometry:
     return SlabGeometry(
         model.num_layers, model.num_kv_heads, model.head_dim, config.cache, config.dtype, layer_heads
     )
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can be had on `device`."""
-    return available_memory() if device.type != "cuda" else int(torch.cuda.mem_get_info(device)[0])
 
 
 class SlabPool:

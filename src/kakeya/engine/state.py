@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kakeya.engine.device import Moment, delivered, fetched, received
-from kakeya.engine.sequence import Sequence
+from kakeya.engine.device import DeviceEvent, deliver, fetch, receive
+from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import SlabGeometry
 from kakeya.errors import KakeyaError, StateMismatch
 
@@ -42,11 +42,11 @@ class SequenceState:
     draft: Mapping[str, Tensor]
     notes: str = ""
     """A line or more of the caller's own, kept with the state."""
-    ready: Moment | None = None
+    ready: DeviceEvent | None = None
     """When the device has put the storage there; None for now."""
 
 
-def snapshot(sequence: Sequence, fingerprint: str, notes: str) -> SequenceState:
+def snapshot(sequence: TokenSequence, fingerprint: str, notes: str) -> SequenceState:
     """Copy a resting sequence's state where it lies. Call on the engine thread; nothing is waited for."""
     slab = sequence.slab
     positions = slab.slot_positions()
@@ -66,17 +66,16 @@ def snapshot(sequence: Sequence, fingerprint: str, notes: str) -> SequenceState:
         torch.from_numpy(positions),
         dict(sequence.draft.export()) if sequence.draft is not None else {},
         notes,
-        Moment(slab.pool.device).record(),
+        DeviceEvent(slab.pool.device).record(),
     )
 
 
-def restore(sequence: Sequence, state: SequenceState) -> None:
+def restore(sequence: TokenSequence, state: SequenceState) -> None:
     """Fill a fresh sequence from a checked state. Call on the engine thread."""
     slab = sequence.slab
-    slab.storage.copy_(received(state.storage, state.ready))
+    slab.storage.copy_(receive(state.storage, state.ready))
     slab.written = slab.committed = state.committed
-    sequence.append(state.tokens.tolist())
-    sequence.newly_dropped()  # what was dropped before the export is counted already
+    sequence.restore(state.tokens.tolist())
 
 
 def geometry_name(geometry: SlabGeometry) -> str:
@@ -89,14 +88,14 @@ def geometry_name(geometry: SlabGeometry) -> str:
 
 def on_device(state: SequenceState, device: torch.device) -> SequenceState:
     """The same with its storage on `device`. Call on any thread but the engine's: it is spared the wait."""
-    storage, ready = delivered(state.storage, device)
+    storage, ready = deliver(state.storage, device)
     return replace(state, storage=storage, ready=ready)
 
 
 def on_host(state: SequenceState) -> SequenceState:
     """The same with nothing left on a device. Call on any thread but the engine's."""
-    draft = {name: fetched(tensor, state.ready) for name, tensor in state.draft.items()}
-    return replace(state, storage=fetched(state.storage, state.ready), draft=draft, ready=None)
+    draft = {name: fetch(tensor, state.ready) for name, tensor in state.draft.items()}
+    return replace(state, storage=fetch(state.storage, state.ready), draft=draft, ready=None)
 
 
 def write_state(path: Path, state: SequenceState) -> None:

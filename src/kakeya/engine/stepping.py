@@ -5,22 +5,17 @@ tokens are emitted.
 """
 
 import logging
-from collections.abc import Callable, Sequence as Tokens
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kakeya.config import EngineConfig
-from kakeya.engine.batch import PENDING, Segment
+from kakeya.engine.backend import Backend, Failed, LaunchedStep, StepResult, raise_if_lost
+from kakeya.engine.batch import PENDING, PlannedSegment
 from kakeya.engine.constraint import is_last
-from kakeya.engine.drafting import Drafter, accepted, sample_requests
-from kakeya.engine.ending import Ending
-from kakeya.engine.observer import EngineObserver
-from kakeya.engine.request import Request
-from kakeya.engine.runner import Backend, Failed, LaunchedStep, StepResult
+from kakeya.engine.drafting import Drafter, accepted
+from kakeya.engine.request import QUEUED, Request
 from kakeya.engine.sampler import SampleRequest
-from kakeya.engine.scheduler import Scheduler, request_of
-from kakeya.engine.sequence import Sequence
-from kakeya.engine.watch import Watch
-from kakeya.errors import DeviceLost
+from kakeya.engine.scheduler import Scheduler
 from kakeya.types import StopReason, TokenEvent, TruncatedEvent
 
 log = logging.getLogger(__name__)
@@ -34,13 +29,13 @@ class _Step:
     was planned. `offset`: how many steps its segments have been repeated, a token further each time.
     """
 
-    segments: Tokens[Segment]
+    segments: Sequence[PlannedSegment]
     launched: LaunchedStep
     may_be_followed: bool
     changes: int = 0
     offset: int = 0
 
-    def moved(self) -> Tokens[Segment]:
+    def moved(self) -> Sequence[PlannedSegment]:
         """The segments where this step has them."""
         if not self.offset:
             return self.segments
@@ -51,17 +46,9 @@ class Stepper:
     """Computes what the scheduler has in flight, a step at a time."""
 
     def __init__(
-        self,
-        backend: Backend,
-        config: EngineConfig,
-        scheduler: Scheduler,
-        drafter: Drafter,
-        ending: Ending,
-        observer: EngineObserver,
-        watch: Watch,
+        self, backend: Backend, config: EngineConfig, scheduler: Scheduler, drafter: Drafter | None
     ) -> None:
         self._backend, self._config, self._scheduler, self._drafter = backend, config, scheduler, drafter
-        self._ending, self._observer, self._watch = ending, observer, watch
         self._in_flight: _Step | None = None
 
     @property
@@ -79,12 +66,13 @@ class Stepper:
             self._in_flight = None
             self._judge(step)
 
-    def _plan(self) -> Tokens[Segment]:
+    def _plan(self) -> Sequence[PlannedSegment]:
         ready = self._scheduler.ready()
-        drafts = self._drafter.propose(ready, self._scheduler.draft_limit)
+        drafts = self._drafter.propose(ready, self._scheduler.draft_limit) if self._drafter else {}
         segments = self._scheduler.plan(ready, drafts)
         for segment in segments:
-            request_of(segment.sequence).planned(self._observer)
+            if segment.request.state is QUEUED:
+                segment.request.start()
         return segments
 
     def _repeat(self, before: _Step | None) -> _Step | None:
@@ -96,23 +84,23 @@ class Stepper:
         self._scheduler.repeat(before.segments)
         for segment in before.segments:
             segment.sequence.slab.written += 1
-            request_of(segment.sequence).in_flight += 1
+            segment.request.in_flight += 1
         launched = self._launched(lambda: self._backend.follow(before.launched))
         return replace(before, launched=launched, offset=before.offset + 1)
 
-    def _launch(self, segments: Tokens[Segment]) -> _Step | None:
+    def _launch(self, segments: Sequence[PlannedSegment]) -> _Step | None:
         if not segments:
             return None
         for segment in segments:
             if segment.logit_rows:
-                request_of(segment.sequence).in_flight += 1
+                segment.request.in_flight += 1
         try:
             for segment in segments:
                 segment.sequence.slab.reserve(segment.rows)
-            requests = [r for s in segments for r in sample_requests(s, self._config.cache.capacity)]
+            requests = [r for s in segments for r in s.sample_requests(self._config.cache.capacity)]
         except Exception as error:
             return _Step(segments, Failed(error), may_be_followed=False)
-        hidden_layers = self._drafter.hidden_layers
+        hidden_layers = self._drafter.hidden_layers if self._drafter else ()
         launched = self._launched(lambda: self._backend.launch(segments, requests, hidden_layers))
         followed = self._may_be_followed(segments, requests)
         return _Step(segments, launched, followed, self._scheduler.changes)
@@ -124,29 +112,28 @@ class Stepper:
         except Exception as error:
             return Failed(error)
 
-    def _may_be_followed(self, segments: Tokens[Segment], requests: Tokens[SampleRequest]) -> bool:
+    def _may_be_followed(self, segments: Sequence[PlannedSegment], requests: Sequence[SampleRequest]) -> bool:
         """Nothing but single tokens that go on, none of which anything on the host must see before the next.
 
         Rows beyond the spare slots are undone by putting back what they overwrote: not while more follow.
         """
-        if not self._backend.runs_ahead or self._drafter.is_active:
+        if not self._backend.runs_ahead or self._drafter is not None:
             return False
-        goes_on = all(s.rows == 1 and request_of(s.sequence).emitted for s in segments)
+        goes_on = all(s.rows == 1 and s.request.emitted for s in segments)
         return goes_on and all(request.is_plain for request in requests)
 
     def _judge(self, step: _Step) -> None:
         """Wait for a step and keep what may be kept of it."""
         try:
-            result = self._watch(step.launched.result)
-        except DeviceLost:
-            raise
+            result = step.launched.result()
         except Exception as error:
+            raise_if_lost(self._backend, error)
             self._retry_alone(step.moved(), error)
             return
         if step.may_be_followed:
             for segment, token in zip(step.segments, result.sampled, strict=True):
                 if not segment.is_stale:
-                    self._go_on(segment.sequence, request_of(segment.sequence), token)
+                    self._go_on(segment.request, token)
             return
         row, logit_row = 0, 0
         for segment in step.segments:
@@ -156,57 +143,60 @@ class Stepper:
             row += segment.rows
             logit_row += segment.logit_rows
 
-    def _go_on(self, sequence: Sequence, request: Request, token: TokenEvent) -> None:
+    def _go_on(self, request: Request, token: TokenEvent) -> None:
         """Emit a plain token; if it was the last one, forget what was launched behind it."""
+        sequence = request.sequence
         computed = len(sequence.tokens)
         sequence.tokens.append(token.token_id)
         request.in_flight -= 1
-        request.emit(token, self._observer)
-        self._finish_if_last(sequence, request, token)
-        if request.finished:
+        request.emit(token)
+        if self._finish_if_last(request, token):
             sequence.slab.written = computed
-            self._ending.settled(sequence)
+            sequence.settle()
 
-    def _finish_if_last(self, sequence: Sequence, request: Request, token: TokenEvent) -> None:
-        if is_last(token.token_id, sequence.eos_token_ids, request.constraint):
+    def _finish_if_last(self, request: Request, token: TokenEvent) -> bool:
+        if is_last(token.token_id, request.sequence.eos_token_ids, request.constraint):
             request.finish(StopReason.EOS)
         elif request.emitted == request.max_tokens:
             request.finish(StopReason.MAX_TOKENS)
+        else:
+            return False
+        return True
 
     def _judge_segment(
-        self, segment: Segment, sampled: Tokens[TokenEvent], result: StepResult, row: int
+        self, segment: PlannedSegment, sampled: Sequence[TokenEvent], result: StepResult, row: int
     ) -> None:
         """A failure is this segment's own from here on: others are committed."""
         try:
             chosen = accepted(segment, sampled)
         except Exception as error:
-            self._ending.fail_request(segment.sequence, error)
+            segment.request.fail(error)
             return
         kept = segment.rows - (segment.draft_count - max(0, len(chosen) - 1))
-        if self._drafter.is_active:
+        if self._drafter is not None:
             self._drafter.observe(segment, result.hidden, slice(row, row + kept))
         self._commit(segment, kept, chosen)
 
-    def _commit(self, segment: Segment, kept: int, chosen: Tokens[TokenEvent]) -> None:
+    def _commit(self, segment: PlannedSegment, kept: int, chosen: Sequence[TokenEvent]) -> None:
         """Keep the accepted rows, forget the rest, and emit the chosen tokens."""
-        sequence, request = segment.sequence, request_of(segment.sequence)
+        sequence, request = segment.sequence, segment.request
         sequence.slab.written = segment.start + kept
         if not request.emitted:
-            self._observer.prompt_computed(kept)
+            sequence.observer.prompt_computed(kept)
         if segment.draft_count:
-            request.judged(segment.draft_count, segment.rows - kept, self._observer)
+            request.count_drafts(segment.draft_count, segment.draft_count - (segment.rows - kept))
         if chosen:
             request.in_flight -= 1
             if not request.emitted and sequence.dropped:
                 request.stream.put(TruncatedEvent(sequence.dropped))
         for token in chosen:
             sequence.tokens.append(token.token_id)
-            request.emit(token, self._observer)
+            request.emit(token)
         if chosen:
-            self._finish_if_last(sequence, request, chosen[-1])
-        self._ending.settled(sequence)
+            self._finish_if_last(request, chosen[-1])
+        sequence.settle()
 
-    def _retry_alone(self, segments: Tokens[Segment], error: Exception) -> None:
+    def _retry_alone(self, segments: Sequence[PlannedSegment], error: Exception) -> None:
         """A step raised: undo it, then run each segment by itself, so that only the guilty fail."""
         self._discard_in_flight()
         current = [segment for segment in segments if not segment.is_stale]
@@ -214,7 +204,7 @@ class Stepper:
             segment.undo()
         if len(segments) == 1:
             for segment in current:
-                self._ending.fail_request(segment.sequence, error)
+                segment.request.fail(error)
             return
         log.warning("a step of %d segments failed, running them one by one: %r", len(segments), error)
         for segment in current:

@@ -65,6 +65,12 @@ class EventStream:
         """Tokens that wait."""
         return self._queued - self.taken
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the generate has ended and its reader has every token, or never will."""
+        with self._changed:
+            return self._terminated and self.unread == 0
+
     def unread_after_pause(self) -> int:
         """How many tokens wait; asks for a wake-up call when the reader takes the next one."""
         with self._changed:
@@ -85,7 +91,7 @@ class EventStream:
     # The reader's side.
 
     def when_ready(self, announce: Callable[[], None], events: int = 1) -> None:
-        """Have `announce` called once, as soon as so many events wait, the last one does, or the engine
+        """Have `announce` called once, as soon as `events` events wait, the last one does, or the engine
         waits for its reader: now, or later from the engine thread. Replaces what was asked for before.
 
         For readers that cannot block; it must return quickly and must not touch the stream.

@@ -70,7 +70,7 @@ class Server:
         self._watch = asyncio.create_task(self._refuse_when_dead(runtime))
 
     async def refuse(self) -> None:
-        """Say NOT_SERVING from now on, also to who waits to be admitted."""
+        """Say NOT_SERVING from now on, also to those that wait to be admitted."""
         self._commons.admission.close()
         await self._health.enter_graceful_shutdown()
 

@@ -1,11 +1,11 @@
 """The nine calls of RuntimeService: who calls, what the runtime answers, how it ends."""
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kakeya.errors import ERROR_NAME_KEY, KakeyaError, Unavailable
 from kakeya.grpc_server import messages
@@ -22,10 +22,10 @@ if TYPE_CHECKING:  # torch takes a second to import, and the server listens befo
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # The classes of grpc.aio are generic for the type checker alone.
 Context = Any
-
-_REMEMBERED_FORKS = 4096
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,9 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
         self.runtime: Runtime | None = None
         self._keys = keys
         self._workers = workers
-        self._admission, self._pace, self._room = commons.admission, commons.pace, commons.room
+        self._commons = commons
         self._streams: set[EventSource] = set()
         self._interrupted = False
-        self._fork_lengths: dict[str, int] = {}
 
     async def CreateSession(
         self, request: pb.CreateSessionRequest, context: Context
@@ -60,7 +59,8 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
                 pinned_prefix_tokens=messages.optional(request, "pinned_prefix_tokens"),
                 request_id=request.request_id,
             )
-            session_id = await self._new_session(caller, create, request.request_id)
+            close = partial(caller.runtime.close_session, owner=caller.owner)
+            session_id = await self._new_session(caller, create, close, request.request_id)
             return pb.CreateSessionResponse(session_id=session_id)
 
     async def AppendTokens(
@@ -79,7 +79,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         """Writes each event as it comes. However the call ends, the engine's work ends with it."""
-        async with self._caller(context) as caller, self._admission.admit(caller.owner):
+        async with self._caller(context) as caller, self._commons.admission.admit(caller.owner):
             begin = partial(
                 caller.runtime.generate,
                 request.session_id,
@@ -119,8 +119,11 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
             fork = partial(
                 caller.runtime.fork, request.session_id, owner=caller.owner, request_id=request.request_id
             )
-            session_id = await self._new_session(caller, fork, request.request_id)
-            length = await self._length_at_fork(caller, session_id)
+
+            def close(late: tuple[str, int]) -> None:
+                caller.runtime.close_session(late[0], owner=caller.owner)
+
+            session_id, length = await self._new_session(caller, fork, close, request.request_id)
             return pb.ForkSessionResponse(session_id=session_id, history_length=length)
 
     async def ListSessions(
@@ -169,28 +172,20 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
             log.exception("a call failed")
             await _abort(context, error)
 
-    async def _new_session(self, caller: Caller, make: "partial[str]", request_id: str) -> str:
-        """The new session's id. Nobody would ever use a session whose caller has gone, so it is closed,
-        unless a request id lets the caller come back and ask for it."""
-        take = partial(self._workers.call, make)
+    async def _new_session(
+        self, caller: Caller, make: Callable[[], T], close: Callable[[T], object], request_id: str
+    ) -> T:
+        """What `make` says of the new session. Nobody would ever use a session whose caller has gone, so it
+        is closed, unless a request id lets the caller come back and ask for it."""
+        take: Callable[[], Awaitable[T]] = partial(self._workers.call, make)
         if not request_id:
-            close = partial(caller.runtime.close_session, owner=caller.owner)
             take = partial(self._workers.call_or_undo, make, close)
-        return await self._room.until(caller.runtime, caller.owner, take)
-
-    async def _length_at_fork(self, caller: Caller, session_id: str) -> int:
-        """How long the new session was: a repeated request id is told the first answer again."""
-        if session_id not in self._fork_lengths:
-            info = await self._workers.call(caller.runtime.info, session_id, owner=caller.owner)
-            self._fork_lengths[session_id] = info.history_length
-            while len(self._fork_lengths) > _REMEMBERED_FORKS:
-                del self._fork_lengths[next(iter(self._fork_lengths))]
-        return self._fork_lengths[session_id]
+        return await self._commons.eviction.until_taken(caller.runtime, caller.owner, take)
 
     async def _relay(self, stream: EventSource, context: Context, *, grouped: bool) -> None:
         """Send events up to the last one. A token is taken only when what came before it was sent."""
-        with self._pace.stream():
-            reader = EventReader(stream, self._pace)
+        with self._commons.pace.stream():
+            reader = EventReader(stream, self._commons.pace)
             ended = False
             while not ended:
                 events = await reader.next_events() if grouped else [await reader.next_event()]

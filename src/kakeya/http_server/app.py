@@ -12,25 +12,22 @@ from starlette.responses import Response
 
 import kakeya
 from kakeya.errors import KakeyaError
-from kakeya.http_server import openapi_page, service_routes
-from kakeya.http_server.chat import routes as chat
-from kakeya.http_server.chat.deprecation import Deprecation
+from kakeya.http_server import service_routes
 from kakeya.http_server.completions import routes as completions
+from kakeya.http_server.completions.deprecation import Deprecation
 from kakeya.http_server.console import routes as console
 from kakeya.http_server.errors import ApiError, error_response
 from kakeya.http_server.limits import BodyLimit, Guard
-from kakeya.http_server.responses import conversations, routes as responses
+from kakeya.http_server.responses import routes as responses
 from kakeya.http_server.security import Doorkeeper
 from kakeya.http_server.state import HttpState
 
 _EXPOSED_HEADERS = ("x-request-id", "retry-after", "deprecation", "sunset", "link")
 _ROUTERS = (
     responses.router,
-    conversations.router,
-    chat.router,
+    responses.conversations,
     completions.router,
     service_routes.router,
-    openapi_page.router,
     console.router,
 )
 

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kakeya.config import HttpConfig
 from kakeya.errors import DeadlineExceeded
-from kakeya.http_server.disconnect import EVENT_STREAM
 from kakeya.http_server.errors import ApiError, error_body, error_response
+from kakeya.http_server.streaming import EVENT_STREAM
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,5 @@
 """The OpenAPI document: FastAPI's, made to say what this server really answers."""
 
-import json
 from typing import Any
 
 from fastapi import FastAPI
@@ -24,14 +23,13 @@ _ERROR_SCHEMA = {
         }
     },
 }
-_OUR_MODELS = "kakeya__http_server__"
 # What FastAPI would answer to a body that does not fit. We answer 400, in OpenAI's shape.
 _FOREIGN_SCHEMAS = ("HTTPValidationError", "ValidationError")
 
 
 def document(app: FastAPI, needs_key: bool) -> dict[str, Any]:
     """The document, every operation with the errors that it may answer."""
-    described = _with_short_names(app.openapi())
+    described = dict(app.openapi())
     components = dict(described.get("components", {}))
     schemas = {
         name: schema for name, schema in components.get("schemas", {}).items() if name not in _FOREIGN_SCHEMAS
@@ -45,22 +43,6 @@ def document(app: FastAPI, needs_key: bool) -> dict[str, Any]:
         for path, operations in described.get("paths", {}).items()
     }
     return described
-
-
-def _with_short_names(described: dict[str, Any]) -> dict[str, Any]:
-    """Two models of one name are told apart by the room they are from, not by where the file lies."""
-    text = json.dumps(described)
-    for name in described.get("components", {}).get("schemas", {}):
-        folder, model = _folder_and_model(name)
-        short = folder.title() + model
-        text = text.replace(f'"{name}"', f'"{short}"').replace(f'/{name}"', f'/{short}"')
-    return dict(json.loads(text))
-
-
-def _folder_and_model(name: str) -> tuple[str, str]:
-    """Of a name that FastAPI made long, kakeya__http_server__FOLDER__schema__MODEL; others have no folder."""
-    *path, model = name.split("__") if name.startswith(_OUR_MODELS) else (name,)
-    return (path[2] if len(path) > 3 else ""), model
 
 
 def _operation(path: str, operation: dict[str, Any], needs_key: bool) -> dict[str, Any]:

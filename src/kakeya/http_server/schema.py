@@ -2,8 +2,9 @@
 
 import json
 import secrets
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -13,6 +14,7 @@ from pydantic import (
     FiniteFloat,
     ValidationInfo,
     WithJsonSchema,
+    create_model,
 )
 from pydantic.functional_validators import AfterValidator
 
@@ -27,6 +29,9 @@ _SEEDS = 2**64
 # Odd, so that the seeds of a request's choices are all different; the golden ratio, so that they are far
 # from those of a request with the next seed.
 _SEED_STEP = 0x9E3779B97F4A7C15
+
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class Strict(BaseModel):
@@ -69,8 +74,24 @@ def _bias(key: object, bias: object) -> float:
     return float(bias)
 
 
-# A field of the original API that this server does not have; null is as good as absent.
-Refused = Annotated[None, BeforeValidator(_refused)]
+_Refused = Annotated[None, BeforeValidator(_refused)]
+
+
+def refuses(names: str) -> Callable[[type[M]], type[M]]:
+    """Adds fields of the original API that this server does not have; null is as good as absent.
+
+    The names stand in one string, with blanks between them.
+    """
+    fields: dict[str, Any] = dict.fromkeys(names.split(), (_Refused, None))
+
+    def with_fields(model: type[M]) -> type[M]:
+        return create_model(
+            model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **fields
+        )
+
+    return with_fields
+
+
 Stops = Annotated[
     list[str],
     BeforeValidator(_read_stops),
@@ -132,13 +153,6 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Arguments = Annotated[str, AfterValidator(_checked_arguments)]
 
 
-class StreamOptions(Strict):
-    """What a stream tells besides the answer. Nothing is obfuscated here, so that can only be declined."""
-
-    include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
-
-
 class SamplingFields(Strict):
     """How tokens are chosen: OpenAI's fields and their defaults, and four of our own.
 
@@ -175,7 +189,14 @@ class SamplingFields(Strict):
         ]
 
 
-class CommonFields(SamplingFields):
+class StreamOptions(Strict):
+    """What a stream tells besides the answer. Nothing is obfuscated here, so that can only be declined."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class CompletionFields(SamplingFields):
     """What both kinds of completion share besides."""
 
     model: str
@@ -189,6 +210,20 @@ class CommonFields(SamplingFields):
     @property
     def choice_count(self) -> int:
         return self.n or 1
+
+    @property
+    @abstractmethod
+    def wants_logprobs(self) -> bool:
+        """Whether tokens are told with their log-probabilities."""
+
+    @property
+    @abstractmethod
+    def most_probable(self) -> int:
+        """How many of the most probable tokens are told in each token's place."""
+
+    def samplings(self) -> list[SamplingParams]:
+        """How each choice for one prompt is sampled."""
+        return self.choices(self.choice_count, logprobs=self.wants_logprobs, top_logprobs=self.most_probable)
 
     @property
     def includes_usage(self) -> bool:

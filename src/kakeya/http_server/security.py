@@ -8,17 +8,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kakeya.config import is_loopback
 from kakeya.http_server.errors import ApiError
-from kakeya.http_server.state import HttpState, state_of
+from kakeya.http_server.state import HttpState
+
+# What belongs to somebody: callers need a key, where the server has keys.
+_OWNED = ("/v1", "/console/sessions")
 
 
 async def owner_of(request: Request) -> str:
-    """The caller's name. A FastAPI dependency; raises Unauthenticated for a missing or unknown key."""
-    return state_of(request).keys.owner_of(request.headers.items())
+    """The caller's name, as the Doorkeeper found it. A FastAPI dependency."""
+    owner: str = request.state.owner
+    return owner
 
 
 class Doorkeeper:
-    """Turns callers away before their body is read: without a key where one is needed, or, where none is
-    needed, when they are sent by a foreign web page.
+    """Finds out who calls, and turns callers away before their body is read: without a key where one is
+    needed, or, where none is needed, when they are sent by a foreign web page. The only one to look at keys.
 
     A server without keys trusts its own machine. A page from elsewhere that is open in a browser there can
     send requests too, under its own origin, or under a name that it made point here.
@@ -29,12 +33,13 @@ class Doorkeeper:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._check(scope["path"], Headers(scope=scope))
+        headers = Headers(scope=scope)
+        if any(scope["path"] == path or scope["path"].startswith(path + "/") for path in _OWNED):
+            scope.setdefault("state", {})["owner"] = self._state.keys.owner_of(headers.items())
+        self._check_page(headers)
         await self._app(scope, receive, send)
 
-    def _check(self, path: str, headers: Headers) -> None:
-        if path == "/v1" or path.startswith("/v1/"):
-            self._state.keys.owner_of(headers.items())
+    def _check_page(self, headers: Headers) -> None:
         config = self._state.config
         if config.key_hashes:
             return

@@ -12,9 +12,8 @@ from fastapi import FastAPI
 from kakeya.config import HttpConfig
 from kakeya.errors import ConfigError
 from kakeya.http_server.app import create_app
-from kakeya.http_server.chat.routes import ChatService
+from kakeya.http_server.loaded import load
 from kakeya.http_server.protocol import BoundedProtocol, ProtocolConfig
-from kakeya.http_server.responses.service import ResponsesService
 from kakeya.http_server.state import HttpState
 from kakeya.serving import lifecycle
 from kakeya.serving.admission import Admission
@@ -77,9 +76,7 @@ class HttpServer:
     async def open(self, runtime: "Runtime") -> None:
         """Serve from now on."""
         self.state.admission.open(runtime.config.capacity)
-        self.state.open(runtime)
-        self.state.chat = ChatService(self.state)
-        self.state.responses = ResponsesService(self.state)
+        self.state.loaded = load(self.state, runtime)
 
     async def refuse(self) -> None:
         """Answer requests for new work 503 from now on, those in the queue included."""
@@ -104,7 +101,8 @@ class HttpServer:
 
     async def drain(self, grace_s: float) -> bool:
         """Drain this server and its runtime, and close them. True when nothing had to be interrupted."""
-        return await lifecycle.drain((self,), self.state.runtime, grace_s)
+        runtime = None if self.state.loaded is None else self.state.loaded.runtime
+        return await lifecycle.drain((self,), runtime, grace_s)
 
     def _listen(self) -> socket.socket:
         host, port = self._config.host, self._config.port

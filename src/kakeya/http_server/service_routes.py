@@ -2,17 +2,19 @@
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
+from kakeya.http_server.checks import check_model
 from kakeya.http_server.errors import ApiError
+from kakeya.http_server.openapi import document
 from kakeya.http_server.security import owner_of
 from kakeya.http_server.state import HttpState, state_of
 
 if TYPE_CHECKING:
-    from kakeya.runtime import Runtime
+    from kakeya.http_server.loaded import Loaded
 
 router = APIRouter(tags=["service"])
 
@@ -51,15 +53,15 @@ class ModelList(BaseModel):
 @router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", summary="The process is alive, and so is its engine")
 async def healthz(state: State) -> Health:
-    if state.runtime is not None:
-        state.runtime.check_alive()
+    if state.loaded is not None:
+        state.loaded.runtime.check_alive()
     return Health(status="alive")
 
 
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", summary="The model is loaded, and the server neither dead nor shutting down")
 async def readyz(state: State) -> Health:
-    state.ready_runtime()
+    state.require_ready()
     return Health(status="ready")
 
 
@@ -71,29 +73,28 @@ async def metrics(state: State) -> Response:
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
+@router.get("/openapi.json", include_in_schema=False)
+async def openapi_json(request: Request, state: State) -> JSONResponse:
+    return JSONResponse(document(request.app, needs_key=bool(state.config.key_hashes)))
+
+
 @router.get("/v1/models", summary="List the models", dependencies=[Depends(owner_of)])
 async def list_models(state: State) -> ModelList:
-    return ModelList(data=[_described(state.loaded_runtime(), state)])
+    return ModelList(data=[_described(state.require_loaded())])
 
 
 @router.get("/v1/models/{model:path}", summary="Describe a model", dependencies=[Depends(owner_of)])
 async def retrieve_model(model: str, state: State) -> Model:
-    served = _described(state.loaded_runtime(), state)
-    if model != served.id:
-        raise ApiError(
-            404,
-            f"there is no model {model!r} here; this server serves {served.id!r}",
-            param="model",
-            code="model_not_found",
-        )
-    return served
+    loaded = state.require_loaded()
+    check_model(model, loaded.runtime)
+    return _described(loaded)
 
 
-def _described(runtime: "Runtime", state: HttpState) -> Model:
-    facts = runtime.describe()
+def _described(loaded: "Loaded") -> Model:
+    facts = loaded.runtime.describe()
     return Model(
         id=facts.model,
-        created=state.opened_at,
+        created=loaded.opened_at,
         family=facts.family,
         parameters=facts.parameters,
         sink=facts.sink,

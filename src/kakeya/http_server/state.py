@@ -1,27 +1,24 @@
-"""What the routes of one HTTP server share."""
+"""What the routes of one HTTP server share from its start, whether a model is loaded or not."""
 
-import time
 from typing import TYPE_CHECKING
 
 from fastapi import Request
 
 from kakeya.config import HttpConfig
 from kakeya.errors import Unavailable
-from kakeya.http_server.threads import Threads
 from kakeya.serving.commons import Commons
 from kakeya.serving.keys import KeyRing
 from kakeya.serving.reader import EventSource
 from kakeya.serving.workers import Workers
 
 if TYPE_CHECKING:  # torch takes a second to import, and the server listens before that
-    from kakeya.http_server.chat.routes import ChatService
-    from kakeya.http_server.responses.service import ResponsesService
+    from kakeya.http_server.loaded import Loaded
     from kakeya.metrics import Metrics
     from kakeya.runtime import Runtime
 
 
 class HttpState:
-    """One per server, at `app.state.kakeya`. Used from one event loop.
+    """One per server, at `app.state.kakeya`. Used from one event loop. `loaded` comes with the model.
 
     `streams` holds every generate that runs, so that a shutdown can end it; after `interrupted` is set, a
     generate that ends CANCELLED was ended by us, and its client is to be told Unavailable. Streams that
@@ -39,36 +36,31 @@ class HttpState:
         self.config = config
         self.keys = keys
         self.workers = workers
-        self.admission, self.pace, self.room = commons.admission, commons.pace, commons.room
+        self.admission, self.pace, self.eviction = commons.admission, commons.pace, commons.eviction
         self.metrics = metrics
-        self.threads = Threads(self)
-        self.runtime: Runtime | None = None
-        self.opened_at = 0
-        self.chat: ChatService | None = None
-        self.responses: ResponsesService | None = None
+        self.loaded: Loaded | None = None
         self.streams: set[EventSource] = set()
         self.is_draining = False
         self.interrupted = False
 
-    def open(self, runtime: "Runtime") -> None:
-        """Serve from now on."""
-        self.opened_at = int(time.time())
-        self.runtime = runtime
-
-    def loaded_runtime(self) -> "Runtime":
-        """The runtime, also while it drains. Raises Unavailable before it is loaded."""
-        if self.runtime is None:
+    def require_loaded(self) -> "Loaded":
+        """What came with the model, also while it drains. Raises Unavailable before it is loaded."""
+        if self.loaded is None:
             raise Unavailable("the model is still loading")
-        return self.runtime
+        return self.loaded
 
-    def ready_runtime(self) -> "Runtime":
-        """The runtime, for new work. Raises Unavailable before it is loaded, once the server drains, and when
-        the engine is dead."""
-        runtime = self.loaded_runtime()
+    def require_ready(self) -> "Loaded":
+        """What came with the model, for new work. Raises Unavailable before it is loaded, once the server
+        drains, and when the engine is dead."""
+        loaded = self.require_loaded()
+        self.check_takes_work(loaded.runtime)
+        return loaded
+
+    def check_takes_work(self, runtime: "Runtime") -> None:
+        """Raises Unavailable once the server drains, and when the engine is dead."""
         runtime.check_alive()
         if self.is_draining:
             raise Unavailable("the server is shutting down and takes no new work")
-        return runtime
 
     def interrupt(self) -> None:
         """End every generate now; its client is told Unavailable."""

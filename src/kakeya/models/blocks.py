@@ -7,7 +7,7 @@ column and, in the formats of 256 columns, a factor and perhaps an offset for ea
     weight = level * (scale * factor) - minimum * offset   256 columns
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
@@ -99,9 +99,7 @@ class BlockTensor:
         rows, columns = self.shape
         out = torch.empty(rows, columns, dtype=dtype, device=self.raw.device)
         on_cpu = self.raw.device.type == "cpu"
-        step = max(1, (_CPU_SLICE_ELEMENTS if on_cpu else DEVICE_SLICE_ELEMENTS) // columns)
-        for start in range(0, rows, step):
-            part = slice(start, start + step)
+        for part in row_slices(self.shape, _CPU_SLICE_ELEMENTS if on_cpu else DEVICE_SLICE_ELEMENTS):
             blocks = self.raw[part].view(-1, self.format.nbytes)
             out[part] = _expand(self.format, blocks).view(-1, columns)
         return out
@@ -119,6 +117,14 @@ class BlockTensor:
         floats = [at for at in (self.format.scale_at, self.format.minimum_at) if at is not None]
         # The five bits of a float16's exponent, in its second byte, are all set in infinities and NaNs.
         return all(int((blocks[:, at + 1] & 0x7C).max()) < 0x7C for at in floats)
+
+
+def row_slices(shape: tuple[int, int], elements: int) -> Iterator[slice]:
+    """All rows of a matrix, at most so many elements at a time."""
+    rows, columns = shape
+    step = max(1, elements // columns)
+    for start in range(0, rows, step):
+        yield slice(start, start + step)
 
 
 class _Integers(NamedTuple):

@@ -69,11 +69,7 @@ def pull(name: str = DEFAULT_MODEL, progress: Progress = silent) -> Path:
 def quant_taken(name: str, path: Path) -> str | None:
     """The quant that a bare `org/name` came to mean; None where nothing was chosen."""
     repository = hub.parse(name)
-    if (
-        repository is None
-        or str(repository) != repository.hub_id
-        or not path.is_relative_to(repository.folder)
-    ):
+    if repository is None or str(repository) != repository.hub_id or path != repository.fetched_path():
         return None
     return gguf_names.quant_of(path.name) if path.suffix == gguf_names.SUFFIX else None
 

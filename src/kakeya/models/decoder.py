@@ -1,7 +1,6 @@
 """The decoder network, every family by configuration. It does not know the cache: it is handed `attend`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,6 +8,7 @@ from torch import Tensor
 from kakeya.kernels.network import AttentionContext
 from kakeya.models.config import LayerHeads, ModelConfig
 from kakeya.models.embedding import Embedding
+from kakeya.models.layer import Layer
 from kakeya.models.linear import Linear
 from kakeya.models.row_ops import RowOps, softcap
 
@@ -19,23 +19,6 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 FusedLayers = Callable[[Tensor, AttentionContext], None]
 # tap(layer, hidden): shown each layer's output, float32 [rows, hidden].
 Tap = Callable[[int, Tensor], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One layer's weights. Norm weights are float32 and have the family's offset added."""
-
-    input_norm: Tensor | None
-    qkv: Linear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    output: Linear
-    post_attention_norm: Tensor | None
-    mlp_norm: Tensor | None
-    gate_up: Linear
-    down: Linear
-    post_mlp_norm: Tensor | None
-    scalar: Tensor | None = None  # float32 [1], of the layer's output
 
 
 class Decoder:
@@ -49,7 +32,7 @@ class Decoder:
         config: ModelConfig,
         ops: RowOps,
         embedding: Embedding,
-        layers: Sequence[Layer],
+        layers: Sequence[Layer[Linear]],
         final_norm: Tensor,
         head: Linear,
         num_parameters: int,
@@ -93,20 +76,16 @@ class Decoder:
 
     def describe_weights(self) -> str:
         """How the matrices are held, such as "Q4_K and Q6_K (layers), Q6_K (head)"."""
-        formats = dict.fromkeys(
-            name
-            for layer in self._layers
-            for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)
-            for name in matrix.format.split(" and ")
-        )
-        return f"{' and '.join(formats)} (layers), {self._head.format} (head)"
+        matrices = [matrix for layer in self._layers for matrix in layer.matrices.values()]
+        formats = dict.fromkeys(name for matrix in matrices for name in matrix.formats)
+        return f"{' and '.join(formats)} (layers), {' and '.join(self._head.formats)} (head)"
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         hidden = self._embedding(token_ids)
         scale = self.config.embed_scale
         return hidden if scale == 1.0 else hidden.mul_(scale)
 
-    def _attention_block(self, index: int, layer: Layer, hidden: Tensor, attend: Attend) -> Tensor:
+    def _attention_block(self, index: int, layer: Layer[Linear], hidden: Tensor, attend: Attend) -> Tensor:
         q, k, v = self._split_heads(self._heads[index], layer.qkv(self._normed(hidden, layer.input_norm)))
         if self.config.value_norm:
             v = self._head_norm(v, self._ones[v.shape[-1]])
@@ -117,7 +96,7 @@ class Decoder:
             return layer.output(attended, hidden)
         return self._normed(layer.output(attended), layer.post_attention_norm).add_(hidden)
 
-    def _mlp_block(self, layer: Layer, hidden: Tensor) -> Tensor:
+    def _mlp_block(self, layer: Layer[Linear], hidden: Tensor) -> Tensor:
         gate_up = layer.gate_up(self._normed(hidden, layer.mlp_norm))
         gated = self._ops.gated(gate_up, self.config.activation)
         if layer.post_mlp_norm is None:

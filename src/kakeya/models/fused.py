@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from kakeya.kernels import Kernels
 from kakeya.kernels.network import Network, NetworkLayer, NetworkProjection, NetworkShape
 from kakeya.models.config import ModelConfig
-from kakeya.models.decoder import Layer
+from kakeya.models.layer import Layer
 from kakeya.models.linear import Linear, PackedLinear
 
 
-def fused_network(kernels: Kernels, config: ModelConfig, layers: Sequence[Layer]) -> Network | None:
+def fused_network(kernels: Kernels, config: ModelConfig, layers: Sequence[Layer[Linear]]) -> Network | None:
     """The layers in one, or None where some of what they do is not native.
 
     Each operation is then called alone, with the same bits.
@@ -33,7 +33,7 @@ def fused_network(kernels: Kernels, config: ModelConfig, layers: Sequence[Layer]
     return kernels.network(shape, whole) if len(whole) == len(made) else None
 
 
-def _layer(layer: Layer, local_window: int | None) -> NetworkLayer | None:
+def _layer(layer: Layer[Linear], local_window: int | None) -> NetworkLayer | None:
     qkv, output, gate_up, down = map(_projection, (layer.qkv, layer.output, layer.gate_up, layer.down))
     if qkv is None or output is None or gate_up is None or down is None:
         return None

@@ -4,8 +4,10 @@ Needs the optional package huggingface_hub (`pip install 'kakeya[hub]'`). Of a r
 the weights and the JSON files are fetched; of one without, the GGUF model of the quant that is named, or of
 the first usual one (`gguf_names.PREFERRED`). A broken download goes on where it broke. The digests that the
 hub knows are checked and kept beside what was fetched, so that `pull` can check it again without the hub.
+What the user has in the hub's own cache is used from there.
 """
 
+import json
 import logging
 import re
 import shutil
@@ -29,6 +31,8 @@ _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _HUB_ID = re.compile(rf"({_PART})/({_PART})(?:/(.+\.gguf)|:({_PART}))?")
 _SEPARATOR = "--"
 _COMPANIONS = (".json", ".jinja")
+_INDEX = "model.safetensors.index.json"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -62,29 +66,40 @@ class Repository:
 
     def fetched_models(self) -> list[GgufModel]:
         """The GGUF models of this repository that are in the cache with all their parts."""
-        root = self.gguf("")
-        files = (path.relative_to(root).as_posix() for path in root.rglob("*.gguf"))
-        return [model for model in gguf_names.models_in(files) if not model.missing]
+        return _models_under(self.gguf(""))
 
     def fetched_path(self) -> Path | None:
-        """What was fetched before: the model that is named, or what `org/name` alone would take."""
-        if self.file is None and self.quant is None and self.checkpoint.is_dir():
-            return self.checkpoint
-        models = self.fetched_models()
+        """What was fetched before, by us or into the hub's own cache: the model that is named, or what
+        `org/name` alone would take."""
+        own = self._among(self.gguf(""), self.checkpoint if self.checkpoint.is_dir() else None)
+        if own is not None or (snapshot := _snapshot(self.hub_id)) is None:
+            return own
+        return self._among(snapshot, snapshot if _is_whole_checkpoint(snapshot) else None)
+
+    def _among(self, root: Path, checkpoint: Path | None) -> Path | None:
+        """What is named, of a checkpoint of safetensors and the GGUF models under `root`."""
+        if self.file is None and self.quant is None and checkpoint is not None:
+            return checkpoint
+        models = _models_under(root)
         if self.file is not None:
             found = [model for model in models if self.file in model.files]
         else:
             found = gguf_names.matching(models, self.quant)
-        return self.gguf(found[0].first) if len(found) == 1 else None
+        return root / found[0].first if len(found) == 1 else None
 
     def is_whole(self, progress: Progress) -> bool:
         """Whether what was fetched still has the digests that the hub stated. If not, it is taken apart:
-        damaged files are deleted, the others wait for the next fetch, which need not bring them again."""
+        damaged files are deleted, the others wait for the next fetch, which need not bring them again. What
+        lies in the hub's own cache is left there: the next fetch brings it into ours."""
         path = self.fetched_path()
         assert path is not None, "only what was fetched can be damaged"
-        digests = _stated_digests(path, self.checkpoint if path == self.checkpoint else self.gguf(""))
+        is_ours = path.is_relative_to(self.folder)
+        if is_ours:
+            digests = _stated_digests(path, self.checkpoint if path == self.checkpoint else self.gguf(""))
+        else:
+            digests = _blob_digests(path)
         damaged = [file for file, sha256 in digests.items() if not store.still_has(file, sha256, progress)]
-        if damaged:
+        if damaged and is_ours:
             self._take_apart(path, digests, damaged)
         return not damaged
 
@@ -146,6 +161,51 @@ def fetched_checkpoints() -> list[Fetched]:
 
 def _hub_dir() -> Path:
     return store.models_dir() / "hub"
+
+
+def _models_under(root: Path) -> list[GgufModel]:
+    files = (path.relative_to(root).as_posix() for path in root.rglob(f"*{gguf_names.SUFFIX}"))
+    return [model for model in gguf_names.models_in(files) if not model.missing]
+
+
+def _snapshot(hub_id: str) -> Path | None:
+    """The folder of this repository in the hub's own cache, which may have some of its files or all."""
+    try:
+        from huggingface_hub import snapshot_download
+
+        # No pattern, no file that must be there: the library then says where the folder is.
+        return Path(snapshot_download(hub_id, local_files_only=True, allow_patterns=[]))
+    except (
+        ImportError,
+        OSError,
+        ValueError,
+    ):  # no library, no such folder, a name that the hub does not take
+        return None
+
+
+def _is_whole_checkpoint(folder: Path) -> bool:
+    """Whether all is there that a reader needs: who only counts tokens, say, has the tokenizer alone."""
+    needed = {"config.json", "tokenizer.json", "tokenizer_config.json"}
+    try:
+        if (index := folder / _INDEX).is_file():
+            needed |= set(json.loads(index.read_text())["weight_map"].values())
+        else:
+            needed.add("model.safetensors")
+        return all((folder / name).is_file() for name in needed)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
+
+
+def _blob_digests(path: Path) -> dict[Path, str]:
+    """The digest of each large file of a model in the hub's own cache: links there lead to files that are
+    named by it."""
+    part = gguf_names.part_name(path.name)
+    if path.is_dir():
+        files = list(path.glob("*.safetensors"))
+    else:
+        files = [path] if part is None else [path.with_name(name) for name in part.siblings]
+    blobs = {file: file.resolve().name for file in files}
+    return {file: name for file, name in blobs.items() if _SHA256.fullmatch(name)}
 
 
 def _choose(repository: Repository, files: Sequence["RepoSibling"]) -> list["RepoSibling"]:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kakeya.kernels import Kernels, PackedPart
+from kakeya.models.float_types import FLOAT_NAMES
 from kakeya.models.quantized import GROUP, QuantizedTensor
-from kakeya.types import DType
 
 # The row count of every exact product: between one row padded to it and many rows cut to it, measured.
 EXACT_TILE = 16
@@ -22,16 +22,13 @@ FEW_ROWS = 16
 # torch packs 4-bit weights in blocks of this many rows of the matrix.
 _INT4_ROW_BLOCK = 16
 
-FLOAT_TYPES = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16}
-FLOAT_NAMES = {torch.float32: "float32", torch.bfloat16: "bf16"}
-
 
 class Linear(Protocol):
     """x @ weight.T + bias + residual."""
 
     @property
-    def format(self) -> str:
-        """How the weight is held, for people."""
+    def formats(self) -> tuple[str, ...]:
+        """How the weight is held, for people: the different formats of its parts."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
 
@@ -43,7 +40,7 @@ def quantized_linear(
     name = f"int{weight.bits}"
     if kernels is not None:
         part = kernels.pack(weight.bits, weight.q, weight.scale, weight.minimum)
-        return PackedLinear(kernels, [part], weight.shape[1], bias, name)
+        return PackedLinear(kernels, [part], weight.shape[1], bias, (name,))
     if weight.bits == 4 and dtype == torch.bfloat16 and not exact and weight.shape[0] % _INT4_ROW_BLOCK == 0:
         return FewRowsInt4Linear(weight, bias, f"{name}, bf16 for many rows")
     return dense_linear(weight.dequantize(dtype), bias, exact=exact, origin=name)
@@ -60,9 +57,14 @@ class PackedLinear:
     """Integer weights in the kernel library's own order: one part, or several of different formats."""
 
     def __init__(
-        self, kernels: Kernels, parts: Sequence[PackedPart], columns: int, bias: Tensor | None, name: str
+        self,
+        kernels: Kernels,
+        parts: Sequence[PackedPart],
+        columns: int,
+        bias: Tensor | None,
+        formats: tuple[str, ...],
     ) -> None:
-        self.format = name
+        self.formats = formats
         self.matrix = kernels.matrix(parts, columns)
         self.bias = bias
         self._linear = kernels.linear
@@ -75,7 +77,7 @@ class StackedLinear:
     """Products by the parts of a matrix that no one kernel takes together, beside each other."""
 
     def __init__(self, parts: Sequence[Linear]) -> None:
-        self.format = " and ".join(dict.fromkeys(part.format for part in parts))
+        self.formats = tuple(dict.fromkeys(name for part in parts for name in part.formats))
         self._parts = parts
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -87,7 +89,7 @@ class DenseLinear:
     """One torch product in the weight's dtype."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, name: str) -> None:
-        self.format = name
+        self.formats = (name,)
         self._weight = weight
         self._bias = bias
 
@@ -99,7 +101,7 @@ class TiledLinear:
     """Products of EXACT_TILE rows each, the last padded with zeros: one shape, one order of additions."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, name: str) -> None:
-        self.format = name
+        self.formats = (name,)
         self._transposed = weight.t()  # [K, N], a view
         self._bias = bias
 
@@ -117,7 +119,7 @@ class FewRowsInt4Linear:
     """torch's 4-bit product for few rows, and a bf16 copy of the same matrix for many."""
 
     def __init__(self, weight: QuantizedTensor, bias: Tensor | None, name: str) -> None:
-        self.format = name
+        self.formats = (name,)
         self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.q.to(torch.int32), 1)
         # The kernel reads w = (q - 8) * scale + zero, with [K / 32, N, 2] of scale and zero.
         scale, minimum = weight.scale.float(), weight.minimum.float()

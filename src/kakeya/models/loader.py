@@ -10,18 +10,12 @@ from torch import Tensor
 from kakeya.kernels import Kernels, PackedPart
 from kakeya.models.blocks import BlockTensor
 from kakeya.models.checkpoint import Checkpoint
-from kakeya.models.decoder import Decoder, FusedLayers, Layer
+from kakeya.models.decoder import Decoder, FusedLayers
 from kakeya.models.embedding import BlockEmbedding, DenseEmbedding, Embedding, PackedEmbedding
+from kakeya.models.float_types import FLOAT_NAMES, FLOAT_TYPES
 from kakeya.models.fused import fused_network
-from kakeya.models.linear import (
-    FLOAT_NAMES,
-    FLOAT_TYPES,
-    Linear,
-    PackedLinear,
-    StackedLinear,
-    dense_linear,
-    quantized_linear,
-)
+from kakeya.models.layer import Layer
+from kakeya.models.linear import Linear, PackedLinear, StackedLinear, dense_linear, quantized_linear
 from kakeya.models.packed import PackRequest, packed_parts
 from kakeya.models.quantized import (
     GROUP,
@@ -33,7 +27,7 @@ from kakeya.models.quantized import (
     quantize,
 )
 from kakeya.models.row_ops import TorchRowOps
-from kakeya.models.tensors import ModelTensors, Stored, StoredLayer, StoredMatrix, as_float
+from kakeya.models.tensors import ModelTensors, Stored, StoredMatrix, as_float
 from kakeya.types import DType, Numerics, WeightFormat
 
 _ASKED_BITS: dict[WeightFormat, Bits] = {WeightFormat.INT4: 4, WeightFormat.INT8: 8}
@@ -100,7 +94,7 @@ class _Loader:
         self._checkpoint.release()
         return decoder
 
-    def _fused(self, layers: Sequence[Layer]) -> FusedLayers | None:
+    def _fused(self, layers: Sequence[Layer[Linear]]) -> FusedLayers | None:
         if self._kernels is None:
             return None
         network = fused_network(self._kernels, self._config, layers)
@@ -131,20 +125,8 @@ class _Loader:
             stored.check()
         return BlockEmbedding(stored)
 
-    def _layer(self, index: int, stored: StoredLayer) -> Layer:
-        return Layer(
-            input_norm=stored.input_norm,
-            qkv=self._linear(f"{index}.qkv", stored.qkv),
-            query_norm=stored.query_norm,
-            key_norm=stored.key_norm,
-            output=self._linear(f"{index}.output", stored.output),
-            post_attention_norm=stored.post_attention_norm,
-            mlp_norm=stored.mlp_norm,
-            gate_up=self._linear(f"{index}.gate_up", stored.gate_up),
-            down=self._linear(f"{index}.down", stored.down),
-            post_mlp_norm=stored.post_mlp_norm,
-            scalar=stored.scalar,
-        )
+    def _layer(self, index: int, stored: Layer[StoredMatrix]) -> Layer[Linear]:
+        return stored.map(lambda name, matrix: self._linear(f"{index}.{name}", matrix))
 
     def _tied_head(self, table: StoredMatrix, embedding: Embedding) -> Linear:
         """The head that multiplies by the embedding's table, in the same memory where both can read it."""
@@ -168,7 +150,7 @@ class _Loader:
     def _packed_linear(self, kernels: Kernels, names: Sequence[str], matrix: StoredMatrix) -> Linear:
         formats = dict.fromkeys(part.format.name for part in matrix.parts if isinstance(part, BlockTensor))
         parts = [self._packed[name] for name in names]
-        return PackedLinear(kernels, parts, matrix.shape[1], matrix.bias, " and ".join(formats))
+        return PackedLinear(kernels, parts, matrix.shape[1], matrix.bias, tuple(formats))
 
     def _own_linear(self, matrix: StoredMatrix) -> Linear:
         """In a format of our own: floats, or integers with a scale and a minimum for every 32 columns."""
@@ -198,16 +180,11 @@ class _Loader:
         return dense_linear(weight, bias, exact=self._exact, origin=FLOAT_NAMES[self._rounded])
 
 
-def _matrices(layers: Sequence[StoredLayer]) -> dict[str, StoredMatrix]:
+def _matrices(layers: Sequence[Layer[StoredMatrix]]) -> dict[str, StoredMatrix]:
     return {
         f"{index}.{name}": matrix
         for index, layer in enumerate(layers)
-        for name, matrix in (
-            ("qkv", layer.qkv),
-            ("output", layer.output),
-            ("gate_up", layer.gate_up),
-            ("down", layer.down),
-        )
+        for name, matrix in layer.matrices.items()
     }
 
 

@@ -12,7 +12,6 @@ import mmap
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -228,8 +227,11 @@ def _sweep(folder: Path) -> None:
         with suppress(OSError):
             if not path.stem.endswith(f"-{LAYOUT}") or not _has_source(path):
                 path.unlink()
-    _remove_older(folder.glob(f"{store.WORKSPACE_PREFIX}*"), store.STALE_SECONDS)
-    _remove_older(folder.glob("*.digest"), store.ABANDONED_SECONDS)
+    for pattern, seconds in (
+        (f"{store.WORKSPACE_PREFIX}*", store.STALE_SECONDS),
+        ("*.digest", store.ABANDONED_SECONDS),
+    ):
+        store.sweep(filter(Path.is_file, folder.glob(pattern)), seconds)
 
 
 def _has_source(path: Path) -> bool:
@@ -239,10 +241,3 @@ def _has_source(path: Path) -> bool:
             return Path(_read_header(file)[1][_METADATA][_SOURCE]).exists()
     except (ValueError, KeyError, TypeError):
         return False
-
-
-def _remove_older(paths: Iterable[Path], seconds: float) -> None:
-    for path in paths:
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > seconds:
-                path.unlink()

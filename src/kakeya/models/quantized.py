@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kakeya.errors import UnsupportedModel
-from kakeya.models.blocks import BlockFormat, BlockTensor
+from kakeya.models.blocks import BlockFormat, BlockTensor, row_slices
 
 GROUP = 32
 Bits = Literal[4, 8]
@@ -36,9 +36,7 @@ class QuantizedTensor:
         """The matrix in `dtype`: computed in float32, rounded once."""
         rows, columns = self.shape
         out = torch.empty(rows, columns, dtype=dtype)
-        step = max(1, _SLICE_ELEMENTS // columns)
-        for start in range(0, rows, step):
-            part = slice(start, start + step)
+        for part in row_slices(self.shape, _SLICE_ELEMENTS):
             groups = self.q[part].view(-1, columns // GROUP, GROUP).float()
             groups.mul_(self.scale[part].float().unsqueeze(-1)).add_(self.minimum[part].float().unsqueeze(-1))
             out[part] = groups.view(-1, columns)
@@ -57,9 +55,7 @@ def quantize(tensor: Tensor, bits: Bits) -> QuantizedTensor:
     q = torch.empty(rows, columns, dtype=torch.uint8)
     scale = torch.empty(rows, columns // GROUP, dtype=torch.float16)
     minimum = torch.empty_like(scale)
-    step = max(1, _SLICE_ELEMENTS // columns)
-    for start in range(0, rows, step):
-        part = slice(start, start + step)
+    for part in row_slices((rows, columns), _SLICE_ELEMENTS):
         groups = tensor[part].float().view(-1, columns // GROUP, GROUP)
         low, high = groups.aminmax(dim=-1)
         minimum[part] = low

@@ -37,9 +37,7 @@ class SafetensorsDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        generation = (
-            _read_json(path / "generation_config.json") if _exists(path / "generation_config.json") else None
-        )
+        generation = self._settings("generation_config.json")
         self.config: ModelConfig = config_from_hf(_read_json(path / "config.json"), generation)
         self._files = [_open(file) for file in _weight_files(path)]
         # Common name -> (file, name in that file)
@@ -69,14 +67,12 @@ class SafetensorsDirectory:
         """Nothing to do: what was read is either used as it is, or was a copy."""
 
     def tokenizer_files(self) -> TokenizerFiles:
-        if not _exists(self.path / "tokenizer.json"):
+        if not self._has("tokenizer.json"):
             raise UnsupportedModel(
                 f"{self.path} has no tokenizer.json; other tokenizer formats are not supported"
             )
-        settings = (
-            _read_json(self.path / "tokenizer_config.json") if self._has("tokenizer_config.json") else {}
-        )
-        fields = Fields(settings, str(self.path / "tokenizer_config.json"))
+        name = "tokenizer_config.json"
+        fields = Fields(self._settings(name) or {}, str(self.path / name))
         return TokenizerFiles(
             tokenizer_json=_read_text(self.path / "tokenizer.json").encode(),
             chat_template=self._chat_template(fields),
@@ -88,6 +84,9 @@ class SafetensorsDirectory:
 
     def _has(self, name: str) -> bool:
         return _exists(self.path / name)
+
+    def _settings(self, name: str) -> dict[str, Any] | None:
+        return _read_json(self.path / name) if self._has(name) else None
 
     def _chat_template(self, fields: Fields) -> str | None:
         if self._has("chat_template.jinja"):

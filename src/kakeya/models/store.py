@@ -66,7 +66,7 @@ def workspace(needed_bytes: int = 0) -> Iterator[Path]:
     with _disk_errors_explained():
         root = cache_dir()
         root.mkdir(parents=True, exist_ok=True)
-        _sweep(root.glob(f"{WORKSPACE_PREFIX}*"), STALE_SECONDS)
+        sweep(root.glob(f"{WORKSPACE_PREFIX}*"), STALE_SECONDS)
         _check_room(root, needed_bytes)
         folder = Path(tempfile.mkdtemp(prefix=WORKSPACE_PREFIX, dir=root))
         try:
@@ -85,7 +85,7 @@ def partial(sha256: str, size: int) -> Iterator[BinaryIO]:
     with _disk_errors_explained():
         path = partial_path(sha256)
         path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(path.parent.iterdir(), ABANDONED_SECONDS)
+        sweep(path.parent.iterdir(), ABANDONED_SECONDS)
         with path.open("ab") as file:
             _lock(file)
             if file.tell() > size:
@@ -121,7 +121,7 @@ def _lock(file: IO[bytes]) -> None:
         raise DownloadFailed("another process is fetching the same file; wait for it to end") from error
 
 
-def _sweep(entries: Iterable[Path], seconds: float) -> None:
+def sweep(entries: Iterable[Path], seconds: float) -> None:
     """Remove what has not changed for so long: a killed process left it. Younger ones may be in use."""
     for entry in entries:
         with suppress(OSError):

@@ -16,6 +16,7 @@ from kakeya.errors import CorruptCheckpoint
 from kakeya.models.blocks import BlockTensor
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.models.config import LayerHeads, ModelConfig
+from kakeya.models.layer import Layer
 from kakeya.models.rope import RopeConfig
 from kakeya.models.row_order import fused_rows, head_rows
 
@@ -41,26 +42,6 @@ class StoredMatrix:
         return [StoredMatrix((part,), bias) for part, bias in zip(self.parts, biases, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredLayer:
-    """One layer as the file has it, rows of queries and keys as attention turns them.
-
-    Norm weights are float32 and have the family's offset added.
-    """
-
-    input_norm: Tensor | None
-    qkv: StoredMatrix
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    output: StoredMatrix
-    post_attention_norm: Tensor | None
-    mlp_norm: Tensor | None
-    gate_up: StoredMatrix
-    down: StoredMatrix
-    post_mlp_norm: Tensor | None
-    scalar: Tensor | None
-
-
 class ModelTensors:
     """Reads a checkpoint's tensors; `num_parameters` counts what has been read so far.
 
@@ -83,7 +64,8 @@ class ModelTensors:
         """It carries the scale of the logits: they are products of what it norms."""
         return self._norm("model.norm.weight", self._config.hidden_size) * self._config.logit_scale
 
-    def layer(self, index: int) -> StoredLayer:
+    def layer(self, index: int) -> Layer[StoredMatrix]:
+        """As the file has it, rows of queries and keys as attention turns them."""
         config, prefix = self._config, f"model.layers.{index}."
         hidden, inner = config.hidden_size, config.intermediate_size
         heads = config.heads_of(index)
@@ -93,7 +75,7 @@ class ModelTensors:
             for name in _block_norms(config)
         )
         query_norm, key_norm = self._qk_norms(attention, heads, config.layer_ropes[index])
-        return StoredLayer(
+        return Layer(
             input_norm=input_norm,
             qkv=self._qkv(attention, heads, config.layer_ropes[index]),
             query_norm=query_norm,

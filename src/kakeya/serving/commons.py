@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from kakeya.serving.admission import Admission
+from kakeya.serving.eviction import Eviction
 from kakeya.serving.pace import Pace
-from kakeya.serving.room import Room
 
 
 @dataclass(frozen=True)
@@ -13,4 +13,4 @@ class Commons:
 
     admission: Admission = field(default_factory=Admission)
     pace: Pace = field(default_factory=Pace)
-    room: Room = field(default_factory=Room)
+    eviction: Eviction = field(default_factory=Eviction)

@@ -1,8 +1,7 @@
-"""Who holds which conversation: sessions, the store that keeps them and the desk in front of it."""
+"""Who holds which conversation: sessions, the store that keeps them, and what owners may use."""
 
-from kakeya.sessions.desk import SessionDesk
 from kakeya.sessions.session import Session
 from kakeya.sessions.store import SessionStore
 from kakeya.sessions.sweep import Sweeper
 
-__all__ = ["Session", "SessionDesk", "SessionStore", "Sweeper"]
+__all__ = ["Session", "SessionStore", "Sweeper"]

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kakeya.engine.request import Follower, Request
+from kakeya.engine.request import Request, RequestListener
 from kakeya.engine.stream import EventStream
 from kakeya.errors import (
     DeviceLost,
@@ -39,7 +39,7 @@ def admission_result(error: BaseException) -> str:
 
 
 @dataclass
-class Generating(Follower):
+class GenerateListener(RequestListener):
     """One generate of a session, counted against its owner's quotas until it is answered."""
 
     session: Session

@@ -1,5 +1,6 @@
 """A generate's stream that remembers what its reader got, so that it can be told again."""
 
+import threading
 from collections.abc import Callable
 
 from kakeya.engine.stream import EventStream
@@ -15,14 +16,10 @@ class RecordedStream(EventStream):
         self._limit = limit
         self._record: list[Event] = []
         self._is_too_long = False
+        # Held while the record is rewritten, or read as a whole.
+        self._record_lock = threading.Lock()
         self.size = 0
         """How much is kept: an event counts one, and so does each candidate it lists."""
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the generate has ended and its reader has all of it, or never will."""
-        with self._changed:
-            return self._terminated and self.unread == 0
 
     def put(self, event: Event) -> None:
         self._remember(event)
@@ -30,9 +27,10 @@ class RecordedStream(EventStream):
 
     def cut(self, terminal_event: Callable[[int], Event]) -> None:
         def remembered(taken: int) -> Event:
-            self._forget_unread(taken)
             event = terminal_event(taken)
-            self._remember(event)
+            with self._record_lock:
+                self._forget_unread(taken)
+                self._remember(event)
             return event
 
         super().cut(remembered)
@@ -42,9 +40,9 @@ class RecordedStream(EventStream):
 
         Raises SessionBusy while the generate runs and ResourceExhausted when it was too long to keep.
         """
-        with self._changed:
-            if not self.is_settled:
-                raise SessionBusy("the first call with this request_id is still generating")
+        if not self.is_settled:
+            raise SessionBusy("the first call with this request_id is still generating")
+        with self._record_lock:
             events = list(self._record)
         if self._is_too_long:
             raise ResourceExhausted(

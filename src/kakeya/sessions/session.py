@@ -1,9 +1,10 @@
 """A session: a server-held conversation, as its owner sees it."""
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kakeya.engine.sequence import Sequence
+from kakeya.engine.sequence import TokenSequence
 from kakeya.errors import InvalidArgument, SessionNotFound
 from kakeya.types import SessionInfo, TurnRecord
 
@@ -24,7 +25,7 @@ class Session:
     session_id: str
     owner: str
     client_label: str
-    sequence: Sequence
+    sequence: TokenSequence
     number: int
     """Counts the owner's sessions in the order of their creation, from 1."""
     last_used_at: float = field(default_factory=time.monotonic)
@@ -75,7 +76,7 @@ class Session:
             self.touch()
         return self.idle_seconds >= ttl
 
-    def describe(self, sequence: Sequence) -> SessionInfo:
+    def describe(self, sequence: TokenSequence) -> SessionInfo:
         """What the session holds. Call on the engine thread, which owns the sequence.
 
         Raises SessionNotFound when it was closed meanwhile.
@@ -103,6 +104,17 @@ class Session:
         )
 
 
-def _taken(sequence: Sequence) -> int:
+def describe_open(sessions: Sequence[Session]) -> Callable[[TokenSequence], SessionInfo | None]:
+    """What one of the sessions holds, by its sequence; None if it was closed. For the engine thread."""
+    by_sequence = {id(session.sequence): session for session in sessions}
+
+    def describe(sequence: TokenSequence) -> SessionInfo | None:
+        session = by_sequence[id(sequence)]
+        return None if session.is_closed else session.describe(sequence)
+
+    return describe
+
+
+def _taken(sequence: TokenSequence) -> int:
     """Tokens that the reader of a running generate has taken so far."""
     return 0 if sequence.request is None else sequence.request.stream.taken

@@ -4,8 +4,9 @@ import secrets
 import threading
 from collections import Counter
 
-from kakeya.engine.sequence import Sequence
+from kakeya.engine.sequence import TokenSequence
 from kakeya.errors import SessionNotFound
+from kakeya.sessions.paging import check_page_size, last_number, page_token
 from kakeya.sessions.session import Session
 
 
@@ -17,7 +18,7 @@ class SessionStore:
         self._created: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def add(self, sequence: Sequence, client_label: str) -> Session:
+    def add(self, sequence: TokenSequence, client_label: str) -> Session:
         session_id, owner = secrets.token_urlsafe(24), sequence.owner
         with self._lock:
             self._created[owner] += 1
@@ -45,3 +46,19 @@ class SessionStore:
     def owned_by(self, owner: str) -> list[Session]:
         """The owner's sessions, oldest first."""
         return [session for session in self.all() if session.owner == owner]
+
+    def page(self, owner: str, size: int, token: str) -> tuple[list[Session], str]:
+        """Up to `size` of the owner's sessions from where `token` says, and the token of the next page."""
+        check_page_size(size)
+        after = last_number(token)
+        rest = [session for session in self.owned_by(owner) if session.number > after]
+        shown = rest[:size]
+        return shown, page_token(shown[-1].number) if len(rest) > size else ""
+
+    def count(self, state: str) -> int:
+        """How many sessions are in a state."""
+        return sum(session.state == state for session in self.all())
+
+    def live_bytes(self) -> int:
+        """Bytes of keys and values in all slabs that a next token could attend to."""
+        return sum(session.live_bytes for session in self.all())

@@ -11,13 +11,16 @@ LONGEST_PERIOD_S = 30.0
 
 
 class Sweeper:
-    """Calls `sweep` a few times within each `ttl`, until stopped or until the engine is gone."""
+    """Calls `sweep` a few times within each `ttl`, from `start` until `stop` or until the engine is gone."""
 
     def __init__(self, sweep: Callable[[], object], ttl: float) -> None:
         self._sweep = sweep
         self._period = min(ttl / 4, LONGEST_PERIOD_S)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kakeya-sweep", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. Call it once."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -202,20 +202,6 @@ class _ObjectEnd:
             self._in_string = False
 
 
-def parse_tool_calls(text: str) -> list[tuple[str, str]]:
-    """The name and the arguments (JSON as it was written) of each whole call in a text."""
-    whole: list[tuple[str, str]] = []
-    name = arguments = ""
-    for event in ToolCallParser().feed(text):
-        if isinstance(event, CallBegin):
-            name, arguments = event.name, ""
-        elif isinstance(event, ArgumentsPiece):
-            arguments += event.text
-        elif isinstance(event, CallEnd):
-            whole.append((name, arguments))
-    return whole
-
-
 def _read_name(quoted: str) -> str | None:
     try:
         return str(json.loads(quoted))

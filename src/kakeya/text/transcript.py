@@ -6,6 +6,7 @@ system message, say): nothing can be appended then, so the turn is the whole con
 """
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from kakeya.errors import InvalidArgument
@@ -52,6 +53,12 @@ class Transcript:
         transcript.messages += turns
         transcript.answer_is_closed = closed
         return transcript
+
+    def fork(self) -> "Transcript":
+        """The same conversation so far, independent from here on."""
+        twin = copy(self)
+        twin.messages = list(self.messages)
+        return twin
 
     def next_turn(self, text: str) -> Turn:
         """What the user's next message adds. Changes nothing."""

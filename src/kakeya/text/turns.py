@@ -28,6 +28,12 @@ def opening_of(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     return list(messages[:count])
 
 
+def pinned_tokens(opening_tokens: int, sink: int, window: int) -> int:
+    """How many first tokens a session keeps for ever: the opening, up to half of what the session remembers,
+    and never less than its sink."""
+    return max(sink, min(opening_tokens, (sink + window) // 2))
+
+
 class Turns:
     """Ids for a first turn and for every later one. It does not change once built, so threads may share it.
 

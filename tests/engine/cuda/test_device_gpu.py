@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kakeya.config import EngineConfig
-from kakeya.engine.cuda.shapes import Ladder
+from kakeya.engine.cuda.shapes import StepBuckets
 from kakeya.engine.engine import Engine
 from kakeya.engine.logits import LogProbs
 from kakeya.engine.scoring import best_tokens, score_tokens
@@ -60,7 +60,7 @@ def reference(directory: Path) -> Iterator[Engine]:
 @pytest.fixture(scope="module", params=Numerics)
 def engine(request: pytest.FixtureRequest, directory: Path) -> Iterator[Engine]:
     config = device_config(numerics=request.param)
-    engine = Engine(make_device_backend(directory, config, DEVICE), config)
+    engine = Engine(make_device_backend(directory, config, DEVICE), config).start()
     yield engine
     engine.shutdown()
 
@@ -82,11 +82,11 @@ def test_a_crowd_says_what_the_cpu_says(engine: Engine, reference: Engine, sampl
     assert crowd(engine, sampling) == crowd(reference, sampling)
 
 
-def test_every_shape_of_the_ladder_is_captured(directory: Path) -> None:
+def test_every_bucket_is_captured(directory: Path) -> None:
     for numerics in Numerics:
         config = device_config(numerics=numerics)
         backend = make_device_backend(directory, config, DEVICE)
-        assert all(shape in backend._graphs for shape in Ladder(config).captured)
+        assert all(shape in backend._graphs for shape in StepBuckets(config).captured)
 
 
 def test_capturing_touches_no_slab(directory: Path) -> None:
@@ -104,7 +104,7 @@ def test_steps_take_no_more_memory(engine: Engine) -> None:
 
 def test_exact_bits_are_the_same_alone_and_in_a_crowd(directory: Path) -> None:
     config = device_config(numerics=Numerics.EXACT, dtype=DType.BFLOAT16, weights=WeightFormat.BF16)
-    engine = Engine(make_device_backend(directory, config, DEVICE), config)
+    engine = Engine(make_device_backend(directory, config, DEVICE), config).start()
     alone = []
     for place in range(9):
         sequence = engine.open("alone", [])
@@ -117,7 +117,7 @@ def test_exact_bits_are_the_same_alone_and_in_a_crowd(directory: Path) -> None:
 @pytest.mark.parametrize("weights", [WeightFormat.AUTO, WeightFormat.BF16])
 def test_bfloat16_stays_close_to_float32(directory: Path, reference: Engine, weights: WeightFormat) -> None:
     config = device_config(dtype=DType.BFLOAT16, weights=weights)
-    engine = Engine(make_device_backend(directory, config, DEVICE), config)
+    engine = Engine(make_device_backend(directory, config, DEVICE), config).start()
     tokens = [5, 9, 22, 13, 7, 11, 2, 40] * 6
     difference = (engine.score(tokens).log_softmax(-1) - reference.score(tokens).log_softmax(-1)).abs()
     engine.shutdown()
@@ -221,7 +221,7 @@ from support.device import make_device_backend
 from support.turns import say
 
 device, config = torch.device("cuda", 0), tiny.engine_config()
-engine = Engine(make_device_backend(Path({directory!r}), config, device), config)
+engine = Engine(make_device_backend(Path({directory!r}), config, device), config).start()
 say(engine, engine.open("someone", []), [5, 9], 3)
 try:
     torch.empty(2**50, device=device)

@@ -9,10 +9,10 @@ import torch
 
 from kakeya.engine.batch import Segment
 from kakeya.engine.cuda.graphs import StepGraphs
-from kakeya.engine.cuda.shapes import Ladder, StepShape
-from kakeya.engine.device import Moment, aside
+from kakeya.engine.cuda.shapes import StepBuckets, StepShape
+from kakeya.engine.device import DeviceEvent, on_side_stream
 from kakeya.engine.sampler import SampleRequest
-from kakeya.engine.sequence import Sequence
+from kakeya.engine.sequence import TokenSequence
 from kakeya.types import Numerics, SamplingParams
 from support import tiny
 from support.device import make_device_backend
@@ -97,14 +97,14 @@ def test_what_is_captured_is_replayed_and_the_rest_is_run(recorder: Recorder) ->
     assert recorder.told == ["replay", "run 2", "replay"]
 
 
-def test_a_backend_captures_its_whole_ladder(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_captures_all_its_buckets(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captured: list[StepShape] = []
     monkeypatch.setattr(StepGraphs, "capture", lambda self, shapes: captured.extend(shapes))
     config = tiny.engine_config()
     backend = make_device_backend(tiny_llama, config)
     assert captured == []  # not on a CPU
-    backend._capture(Ladder(config))
-    assert tuple(captured) == Ladder(config).captured
+    backend._capture()
+    assert tuple(captured) == StepBuckets(config).captured
     # And each of them can be run over tables that belong to nobody.
     with torch.inference_mode():
         for shape in captured:
@@ -118,7 +118,7 @@ def test_a_prepared_step_chooses_what_a_launch_chooses_as_often_as_it_is_replaye
     for slab in slabs:
         slab.storage.normal_()
     rows = enumerate(slabs, start=5)
-    segments = [Segment(Sequence(slab, "any", (), None), 30, [token], 0, 1) for token, slab in rows]
+    segments = [Segment(TokenSequence(slab, "any", (), None), 30, [token], 0, 1) for token, slab in rows]
     requests = [SampleRequest(SamplingParams(), segment.end) for segment in segments]
     with torch.inference_mode():
         backend.launch(segments, requests)
@@ -132,7 +132,7 @@ def test_a_prepared_step_chooses_what_a_launch_chooses_as_often_as_it_is_replaye
 
 def test_a_step_that_no_graph_holds_is_not_prepared(tiny_llama: Path) -> None:
     backend = make_device_backend(tiny_llama, tiny.engine_config(numerics=Numerics.EXACT))
-    prompt = Segment(Sequence(backend.pool.allocate(), "any", (), None), 0, [1, 2, 3], 0, 1)
+    prompt = Segment(TokenSequence(backend.pool.allocate(), "any", (), None), 0, [1, 2, 3], 0, 1)
     with pytest.raises(AssertionError, match="no graph is captured"):
         backend.prepared([prompt], [SampleRequest(SamplingParams(), prompt.end)])
 
@@ -150,19 +150,19 @@ class Event:
         self.told.append("waited")
 
 
-def test_a_moment_is_an_event_of_the_threads_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_event_is_one_of_the_threads_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, chosen = Stream(), []
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda aside: chosen.append(aside) or nullcontext())
     device = torch.device("cuda", 77)  # one that nobody has asked for a stream yet
-    moment = Moment(device).record()
-    moment.wait()
-    moment.hold_back()
-    assert moment._event.told == [stream, "waited"]
-    assert stream.waits_for == [moment._event]
+    event = DeviceEvent(device).record()
+    event.wait()
+    event.block_stream()
+    assert event._event.told == [stream, "waited"]
+    assert stream.waits_for == [event._event]
     for _ in range(2):
-        with aside(device):
+        with on_side_stream(device):
             pass
     assert chosen[0] is chosen[1] is not stream

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kakeya.bench.gpu_shapes import SHAPES, Shape
+from kakeya.bench.gpu.shapes import SHAPES, Shape
 from kakeya.config import EngineConfig
 from kakeya.engine.cuda.decoder import EXACT_SPLITS, attention_shape
 from kakeya.engine.cuda.memory import device_memory
-from kakeya.engine.cuda.shapes import Ladder
+from kakeya.engine.cuda.shapes import StepBuckets
 from kakeya.engine.cuda.tables import Layout
 from kakeya.engine.cuda.workspace import Workspace, WorkspacePlan
 from kakeya.engine.slab import slab_geometry
@@ -31,7 +31,7 @@ def test_the_plan_holds_every_buffer_of_a_step(shape: Shape, numerics: Numerics,
     from kakeya.kernels.gpu.triton_kernels import TritonKernels
 
     config = EngineConfig(backend=BackendChoice.CUDA, capacity=capacity, numerics=numerics)
-    model, limits, meta = shape.model, Ladder(config).limits, torch.device("meta")
+    model, limits, meta = shape.model, StepBuckets(config).limits, torch.device("meta")
     space = Workspace(WorkspacePlan(model, limits, torch.bfloat16), meta)
     weights = SimpleNamespace(config=model)
     heads = attention_shape(weights, SimpleNamespace(geometry=slab_geometry(model, config)))

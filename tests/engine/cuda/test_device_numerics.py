@@ -1,6 +1,6 @@
 """Exact numerics on the device backend: a row's bits depend on its own history alone."""
 
-from collections.abc import Callable, Iterator, Sequence as Rows
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,12 +9,12 @@ import transformers
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
+from kakeya.engine.backend import LaunchedStep
 from kakeya.engine.batch import Segment
 from kakeya.engine.cuda.shapes import StepShape
 from kakeya.engine.engine import Engine
-from kakeya.engine.runner import LaunchedStep
 from kakeya.engine.sampler import SampleRequest
-from kakeya.engine.sequence import Sequence
+from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.state import read_state, write_state
 from kakeya.types import DType, Numerics, SamplingParams, WeightFormat
 from support import families, tiny
@@ -42,14 +42,17 @@ class Bench:
         self._places: list[tuple[int, int]] = []
         self.backend.launch, self.backend.follow = self.launch, self.follow
         self.backend._decoder.choose = self.choose
-        self.engine = Engine(self.backend, config)
+        self.engine = Engine(self.backend, config).start()
 
     def choose(self, shape: StepShape, logits: Tensor, first: int = 0) -> None:
         self._rows += logits.clone()
         self._choose(shape, logits, first)
 
     def launch(
-        self, segments: Rows[Segment], requests: Rows[SampleRequest], hidden_layers: Rows[int] = ()
+        self,
+        segments: Sequence[Segment],
+        requests: Sequence[SampleRequest],
+        hidden_layers: Sequence[int] = (),
     ) -> LaunchedStep:
         self._places = [
             (segment.sequence.slab.index, position)
@@ -68,7 +71,7 @@ class Bench:
         self.seen |= zip(self._places, self._rows, strict=False)  # what is behind them is padding
         return launched
 
-    def logits(self, sequence: Sequence) -> dict[int, Tensor]:
+    def logits(self, sequence: TokenSequence) -> dict[int, Tensor]:
         return {p: row for (slab, p), row in self.seen.items() if slab == sequence.slab.index}
 
     def converse(self, talk: Talk, sampling: SamplingParams = GREEDY) -> dict[int, Tensor]:

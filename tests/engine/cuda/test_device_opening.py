@@ -11,14 +11,14 @@ import pytest
 import torch
 import transformers
 
-from kakeya import runtime as runtime_module
+from kakeya import loading
 from kakeya.config import EngineConfig
-from kakeya.engine import opening
+from kakeya.engine import backends
 from kakeya.engine.cuda.memory import DeviceMemory, device_memory, weight_elements
-from kakeya.engine.cuda.shapes import Ladder
+from kakeya.engine.cuda.shapes import StepBuckets
 from kakeya.engine.cuda.weights import load_weights
 from kakeya.engine.cuda.workspace import Workspace, WorkspacePlan
-from kakeya.engine.device import Moment, aside, delivered, fetched, host_buffer, received
+from kakeya.engine.device import DeviceEvent, deliver, fetch, host_buffer, on_side_stream, receive
 from kakeya.engine.slab import SlabPool, slab_geometry
 from kakeya.errors import ConfigError, CorruptCheckpoint
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
@@ -44,19 +44,19 @@ def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_auto_takes_a_device_where_there_is_one(with_cuda: None) -> None:
-    chosen = opening.chosen_backend(EngineConfig())
+    chosen = backends.chosen_backend(EngineConfig())
     assert chosen.backend is BackendChoice.CUDA
-    assert (chosen.prefill_block, chosen.max_batch_tokens) == (2048, 2304)
-    assert opening.chosen_backend(EngineConfig(backend=BackendChoice.CPU)).backend is BackendChoice.CPU
+    assert (chosen.block_tokens, chosen.step_tokens) == (2048, 2304)
+    assert backends.chosen_backend(EngineConfig(backend=BackendChoice.CPU)).backend is BackendChoice.CPU
 
 
 def test_what_was_asked_for_stays(with_cuda: None) -> None:
     asked = replace(EngineConfig(max_batch_tokens=256), capacity=7)
-    chosen = opening.chosen_backend(asked)
-    assert (chosen.prefill_block, chosen.max_batch_tokens, chosen.capacity) == (256, 256, 7)
-    assert asked.asked_batch_tokens == chosen.asked_batch_tokens == 256
-    assert EngineConfig().asked_batch_tokens is None
-    assert replace(chosen, max_batch_tokens=1024).prefill_block == 1024
+    chosen = backends.chosen_backend(asked)
+    assert (chosen.block_tokens, chosen.step_tokens, chosen.capacity) == (256, 256, 7)
+    assert asked.max_batch_tokens == chosen.max_batch_tokens == 256
+    assert EngineConfig().max_batch_tokens is None
+    assert replace(chosen, max_batch_tokens=1024).block_tokens == 1024
 
 
 @pytest.mark.parametrize(
@@ -64,19 +64,19 @@ def test_what_was_asked_for_stays(with_cuda: None) -> None:
 )
 def test_a_block_fits_beside_a_token_of_every_session(with_cuda: None, capacity: int, batch: int) -> None:
     for first in (1, 5000):
-        chosen = replace(opening.chosen_backend(EngineConfig(capacity=first)), capacity=capacity)
-        assert (chosen.prefill_block, chosen.max_batch_tokens) == (2048, batch)
-        assert chosen.asked_batch_tokens is None
+        chosen = replace(backends.chosen_backend(EngineConfig(capacity=first)), capacity=capacity)
+        assert (chosen.block_tokens, chosen.step_tokens) == (2048, batch)
+        assert chosen.max_batch_tokens is None
     longer = EngineConfig(backend=BackendChoice.CUDA, capacity=capacity, prefill_block=4096)
-    assert longer.max_batch_tokens == 2048 + batch
-    assert EngineConfig(backend=BackendChoice.CPU, capacity=capacity).max_batch_tokens == 256
+    assert longer.step_tokens == 2048 + batch
+    assert EngineConfig(backend=BackendChoice.CPU, capacity=capacity).step_tokens == 256
 
 
 def test_without_a_device_auto_is_the_cpu_and_cuda_is_refused(without_cuda: None) -> None:
-    chosen = opening.chosen_backend(EngineConfig())
-    assert (chosen.backend, chosen.max_batch_tokens) == (BackendChoice.CPU, 256)
+    chosen = backends.chosen_backend(EngineConfig())
+    assert (chosen.backend, chosen.step_tokens) == (BackendChoice.CPU, 256)
     with pytest.raises(ConfigError, match="there is no CUDA device that torch .* can use"):
-        opening.chosen_backend(CUDA_CONFIG)
+        backends.chosen_backend(CUDA_CONFIG)
 
 
 @pytest.mark.parametrize("dtype", DType)
@@ -86,7 +86,7 @@ def test_weights_are_dense_and_a_tied_head_is_the_embedding(tiny_llama: Path, dt
     assert weights.description == f"{name} (layers), {name} (head)"
     assert weights.head.weight.data_ptr() == weights.embedding.data_ptr()
     assert weights.layers[0].qkv.outputs == 64 + 2 * 32
-    assert all(layer.is_plain for layer in weights.layers)
+    assert weights.is_plain
     reference = tiny.load(tiny_llama, tiny.engine_config(dtype=dtype, weights=WeightFormat.AUTO))
     assert weights.num_parameters == reference.num_parameters
     assert weights.description == reference.describe_weights()
@@ -136,7 +136,7 @@ def test_the_arithmetic_is_that_of_the_real_tensors(tiny_llama: Path) -> None:
     memory = device_memory(checkpoint.config, config)
     weights = load_weights(checkpoint, dtype=config.dtype, weights=config.weights, device=CPU)
     assert memory.weights == weights.num_parameters * 4 + 2 * 2 * 32 * 4  # two norms a layer that llama lacks
-    plan = WorkspacePlan(checkpoint.config, Ladder(config).limits, torch.float32)
+    plan = WorkspacePlan(checkpoint.config, StepBuckets(config).limits, torch.float32)
     space = Workspace(plan, CPU)
     held = [tensor for tensor in vars(space).values() if isinstance(tensor, torch.Tensor)]
     assert plan.nbytes == sum(tensor.nbytes for tensor in held) < memory.workspace
@@ -185,24 +185,24 @@ EIGHT_B = {
 
 def test_room_for_sessions_depends_on_the_backend(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, cpu = open_checkpoint(tiny_llama), EngineConfig(backend=BackendChoice.CPU)
-    weights = opening.held_bytes(checkpoint, cpu)
+    weights = backends.held_bytes(checkpoint, cpu)
     assert weights == 2 * weight_elements(checkpoint.config)
-    assert opening.held_bytes(checkpoint, replace(cpu, weights=WeightFormat.FLOAT32)) == 2 * weights
+    assert backends.held_bytes(checkpoint, replace(cpu, weights=WeightFormat.FLOAT32)) == 2 * weights
     free = weights + 7
-    monkeypatch.setattr(opening, "free_memory", lambda device: 10**10 if device.type == "cuda" else free)
-    assert opening.room_for_sessions(checkpoint, cpu, 4) == 7
-    room = opening.room_for_sessions(checkpoint, CUDA_CONFIG, 4)
+    monkeypatch.setattr(backends, "free_memory", lambda device: 10**10 if device.type == "cuda" else free)
+    assert backends.room_for_sessions(checkpoint, cpu, 4) == 7
+    room = backends.room_for_sessions(checkpoint, CUDA_CONFIG, 4)
     assert room == 10**10 - device_memory(checkpoint.config, CUDA_CONFIG).total
     free = weights
     with pytest.raises(ConfigError, match=f"weights take {weights:,} bytes, and {weights:,} are free"):
-        opening.room_for_sessions(checkpoint, cpu, 4)
+        backends.room_for_sessions(checkpoint, cpu, 4)
 
 
 def test_a_quantized_file_takes_its_own_size(default_model: Path) -> None:
     checkpoint, cpu = open_checkpoint(default_model), EngineConfig(backend=BackendChoice.CPU)
     size = default_model.stat().st_size
-    assert size < opening.held_bytes(checkpoint, cpu) <= 1.1 * size
-    wide = opening.held_bytes(checkpoint, replace(cpu, weights=WeightFormat.BF16))
+    assert size < backends.held_bytes(checkpoint, cpu) <= 1.1 * size
+    wide = backends.held_bytes(checkpoint, replace(cpu, weights=WeightFormat.BF16))
     assert wide == pytest.approx(2 * 134_515_008, rel=0.001)
 
 
@@ -212,10 +212,10 @@ def test_buffers_are_made_for_the_sessions_that_fit(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, free: float, numerics: Numerics
 ) -> None:
     """However many were asked for: their buffers would leave a small device no room at all."""
-    monkeypatch.setattr(opening, "free_memory", lambda _: int(free))
+    monkeypatch.setattr(backends, "free_memory", lambda _: int(free))
     model, config = _eight_b(tiny_llama), replace(CUDA_CONFIG, numerics=numerics)
     slab = slab_geometry(model, config).slab_bytes
-    capacity = opening.room_for_sessions(Shaped(model), config, 4096) // slab  # type: ignore[arg-type]
+    capacity = backends.room_for_sessions(Shaped(model), config, 4096) // slab  # type: ignore[arg-type]
     for sessions in range(1, capacity + 1):
         device_memory(model, replace(config, capacity=sessions)).check(sessions, slab, int(free))
     with pytest.raises(ConfigError, match="does not fit"):
@@ -224,7 +224,7 @@ def test_buffers_are_made_for_the_sessions_that_fit(
 
 
 def test_the_device_backend_opens_on_a_cpu(tiny_llama: Path) -> None:
-    opened = opening.open_device(open_checkpoint(tiny_llama), tiny.engine_config(), CPU)
+    opened = backends.open_device(open_checkpoint(tiny_llama), tiny.engine_config(), CPU)
     assert opened.kernels == "torch (cpu)"
     assert opened.backend.runs_ahead
     assert opened.backend.vocab_size == tiny.VOCAB
@@ -240,9 +240,9 @@ def test_heads_that_kernels_do_not_take_are_announced(
         def supports_head_dim(self, head_dim: int) -> bool:
             return False
 
-    monkeypatch.setattr(opening, "load_gpu_kernels", lambda device, choice: Choosy())
+    monkeypatch.setattr(backends, "load_gpu_kernels", lambda device, choice: Choosy())
     with caplog.at_level(logging.WARNING):
-        opened = opening.open_device(open_checkpoint(tiny_llama), tiny.engine_config(), CPU)
+        opened = backends.open_device(open_checkpoint(tiny_llama), tiny.engine_config(), CPU)
     assert "the choosy kernels do not take heads of 16" in caplog.text
     assert opened.kernels == "torch (cpu)"
 
@@ -257,10 +257,10 @@ def test_running_out_of_memory_is_a_setting_that_cannot_be(
     def full(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(opening, "open_device", full)
+    monkeypatch.setattr(backends, "open_device", full)
     words = r"4 slabs beside weights .* = .* bytes; lower --memory-budget or --capacity: CUDA .*out of memory"
     with pytest.raises(ConfigError, match=words):
-        opening.open_backend(open_checkpoint(tiny_llama), CUDA_CONFIG)
+        backends.open_backend(open_checkpoint(tiny_llama), CUDA_CONFIG)
 
 
 @pytest.mark.parametrize(("left", "expected"), [(0, ConfigError), (10**9, RuntimeError)])
@@ -270,34 +270,34 @@ def test_a_library_that_fails_where_no_memory_is_left(
     def full(*_: object) -> None:
         raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED")
 
-    monkeypatch.setattr(opening, "open_device", full)
-    monkeypatch.setattr(opening, "free_memory", lambda device: left)
+    monkeypatch.setattr(backends, "open_device", full)
+    monkeypatch.setattr(backends, "free_memory", lambda device: left)
     with pytest.raises(expected, match="CUBLAS_STATUS_EXECUTION_FAILED") as raised:
-        opening.open_backend(open_checkpoint(tiny_llama), CUDA_CONFIG)
+        backends.open_backend(open_checkpoint(tiny_llama), CUDA_CONFIG)
     assert ("ran out of memory" in str(raised.value)) == (left == 0)
 
 
 def test_what_a_proposer_is_shown_is_planned(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, config = open_checkpoint(tiny_llama), tiny.engine_config()
-    model, rows = checkpoint.config, Ladder(config).limits.rows
+    model, rows = checkpoint.config, StepBuckets(config).limits.rows
     alone, observed = (device_memory(model, config, layers) for layers in (0, 3))
     shown = observed.total - alone.total
     assert shown == 2 * 3 * rows * model.hidden_size * 4
     slabs = config.capacity * slab_geometry(model, config).slab_bytes
-    monkeypatch.setattr(opening, "free_memory", lambda device: alone.total + slabs + shown - 1)
-    opening.open_device(checkpoint, config, CPU)
+    monkeypatch.setattr(backends, "free_memory", lambda device: alone.total + slabs + shown - 1)
+    backends.open_device(checkpoint, config, CPU)
     with pytest.raises(ConfigError, match="the KV pool does not fit"):
-        opening.open_device(checkpoint, config, CPU, observed_layers=3)
+        backends.open_device(checkpoint, config, CPU, observed_layers=3)
 
 
 def test_a_runtime_makes_room_for_its_proposer(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def opened(checkpoint: Checkpoint, config: EngineConfig, observed_layers: int) -> opening.OpenedBackend:
+    def opened(checkpoint: Checkpoint, config: EngineConfig, observed_layers: int) -> backends.OpenedBackend:
         asked.append(observed_layers)
-        return opening.open_backend(checkpoint, config, observed_layers)
+        return backends.open_backend(checkpoint, config, observed_layers)
 
-    monkeypatch.setattr(runtime_module, "open_backend", opened)
+    monkeypatch.setattr(loading, "open_backend", opened)
     proposer = FunctionProposer(lambda tokens: [])
     proposer.hidden_layers = (0, 1)
     for given in (None, proposer):
@@ -310,9 +310,9 @@ def test_a_device_that_cannot_even_be_asked(tiny_llama: Path, monkeypatch: pytes
     def full(device: torch.device) -> int:
         raise torch.AcceleratorError("CUDA error: out of memory")
 
-    monkeypatch.setattr(opening, "free_memory", full)
+    monkeypatch.setattr(backends, "free_memory", full)
     with pytest.raises(ConfigError, match="the CUDA device cannot be used; nvidia-smi .* out of memory"):
-        opening.room_for_sessions(open_checkpoint(tiny_llama), CUDA_CONFIG, 4)
+        backends.room_for_sessions(open_checkpoint(tiny_llama), CUDA_CONFIG, 4)
 
 
 def test_another_error_at_the_start_stays_what_it_is(
@@ -321,22 +321,22 @@ def test_another_error_at_the_start_stays_what_it_is(
     def broken(*_: object) -> None:
         raise RuntimeError("CUDA error: no kernel image is available")
 
-    monkeypatch.setattr(opening, "open_device", broken)
-    monkeypatch.setattr(opening, "free_memory", broken)  # it can tell nothing any more
+    monkeypatch.setattr(backends, "open_device", broken)
+    monkeypatch.setattr(backends, "free_memory", broken)  # it can tell nothing any more
     with pytest.raises(RuntimeError, match="no kernel image"):
-        opening.open_backend(open_checkpoint(tiny_llama), CUDA_CONFIG)
+        backends.open_backend(open_checkpoint(tiny_llama), CUDA_CONFIG)
 
 
 def test_on_a_cpu_nothing_waits() -> None:
-    moment = Moment(CPU).record()
+    moment = DeviceEvent(CPU).record()
     moment.wait()
-    moment.hold_back()
+    moment.block_stream()
     tensor = torch.arange(3)
-    with aside(CPU):
-        copy, ready = delivered(tensor, CPU)
-    assert torch.equal(received(copy, ready), tensor)
-    assert torch.equal(received(copy, None), tensor)
-    assert torch.equal(fetched(copy, ready), fetched(copy, None))
+    with on_side_stream(CPU):
+        copy, ready = deliver(tensor, CPU)
+    assert torch.equal(receive(copy, ready), tensor)
+    assert torch.equal(receive(copy, None), tensor)
+    assert torch.equal(fetch(copy, ready), fetch(copy, None))
     assert not host_buffer(3, dtype=torch.int32, device=CPU).is_pinned()
 
 
@@ -358,7 +358,7 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 import kakeya.engine.cuda.backend
 from kakeya.models.checkpoint import open_checkpoint
-from kakeya.engine.opening import open_device
+from kakeya.engine.backends import open_device
 from kakeya.runtime import Runtime
 from kakeya.config import EngineConfig
 from kakeya.text import Tokenizer
@@ -369,7 +369,8 @@ import torch
 
 checkpoint = open_checkpoint({directory!r})
 open_device(checkpoint, tiny.engine_config(), torch.device("cpu"))
-with Runtime(checkpoint, Tokenizer(byte_level_files()), tiny.engine_config(threads=1)) as runtime:
+tokenizer = Tokenizer(byte_level_files())
+with Runtime.open(checkpoint, tiny.engine_config(threads=1), tokenizer=tokenizer) as runtime:
     session = runtime.create_session(eos_token_ids=())
     runtime.append(session, [5, 9])
     print(len(list(runtime.generate(session, 3))))
@@ -400,14 +401,14 @@ def test_a_whole_runtime_on_the_device_backend(
     said = []
     for device in (None, CPU):
         choice = BackendChoice.CPU if device is None else BackendChoice.AUTO
-        monkeypatch.setattr(opening, "CUDA", device)
+        monkeypatch.setattr(backends, "CUDA", device)
         with tiny_runtime(tiny_llama, tiny.engine_config(threads=1, backend=choice)) as runtime:
             assert runtime.describe().backend == ("cpu" if device is None else "cuda")
             session = new_session(runtime)
             first = answer(runtime, session, 9)
             runtime.export_session(session, tmp_path / "saved", notes="remember")
             restored, notes = runtime.import_session(tmp_path / "saved")
-            events = [first, answer(runtime, restored, 9), answer(runtime, runtime.fork(session), 5)]
+            events = [first, answer(runtime, restored, 9), answer(runtime, runtime.fork(session)[0], 5)]
             said.append([[e.token_id for e in each if isinstance(e, TokenEvent)] for each in events])
             assert notes == "remember"
             assert runtime.info(restored).kv_live_bytes > 0

@@ -1,4 +1,4 @@
-"""The ladder of shapes, and how steps are laid out on it."""
+"""The buckets of steps, and how steps are laid out in them."""
 
 from types import SimpleNamespace
 
@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 
 from kakeya.config import EngineConfig
 from kakeya.engine.batch import PENDING, Segment
-from kakeya.engine.cuda.arranging import Arranger, Round
-from kakeya.engine.cuda.shapes import Ladder, StepShape, decode_rungs
+from kakeya.engine.cuda.arranging import Arranger, Wave
+from kakeya.engine.cuda.shapes import StepBuckets, StepShape, decode_buckets
 from kakeya.engine.cuda.tables import BUFFERS, HostTables, StepTables
 from kakeya.engine.sampler import SampleRequest
 from kakeya.kernels.gpu import MAX_SPLITS, TILE_ROWS, splits_for
@@ -23,22 +23,22 @@ WARM = SamplingParams(temperature=0.5, top_k=7, top_p=0.9, min_p=0.1, seed=2**64
 FOUR = StepShape(4)
 
 
-def test_rungs_are_dense_where_it_matters_and_end_where_nobody_comes() -> None:
-    assert decode_rungs(1) == (1,)
-    assert decode_rungs(5) == (1, 2, 4, 8)
-    assert decode_rungs(256) == (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-    assert decode_rungs(200)[-2:] == (192, 256)
-    assert decode_rungs(130)[-1] == 192
-    assert decode_rungs(2304)[-3:] == (1536, 2048, 2304)
+def test_buckets_are_dense_where_it_matters_and_end_where_nobody_comes() -> None:
+    assert decode_buckets(1) == (1,)
+    assert decode_buckets(5) == (1, 2, 4, 8)
+    assert decode_buckets(256) == (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+    assert decode_buckets(200)[-2:] == (192, 256)
+    assert decode_buckets(130)[-1] == 192
+    assert decode_buckets(2304)[-3:] == (1536, 2048, 2304)
 
 
 @given(st.integers(1, 5000), st.integers(1, 64))
-def test_every_batch_has_a_rung(most: int, kv_heads: int) -> None:
-    rungs = decode_rungs(most)
-    assert list(rungs) == sorted(set(rungs))
-    assert rungs[-1] >= most
-    for rung in rungs:
-        splits = splits_for(rung, kv_heads)
+def test_every_batch_has_a_bucket(most: int, kv_heads: int) -> None:
+    buckets = decode_buckets(most)
+    assert list(buckets) == sorted(set(buckets))
+    assert buckets[-1] >= most
+    for bucket in buckets:
+        splits = splits_for(bucket, kv_heads)
         assert splits & (splits - 1) == 0
         assert splits <= MAX_SPLITS
 
@@ -56,20 +56,20 @@ configurations = st.builds(
 
 @given(configurations, st.data())
 def test_every_step_within_the_budget_fits_the_limits(config: EngineConfig, data: st.DataObject) -> None:
-    ladder, most = Ladder(config), config.max_batch_tokens
-    limits = ladder.limits
-    captured = ladder.captured
+    buckets, most = StepBuckets(config), config.step_tokens
+    limits = buckets.limits
+    captured = buckets.captured
     assert [shape.rows for shape in captured] == sorted((shape.rows for shape in captured), reverse=True)
     assert len(captured) <= 60
     decode = data.draw(st.integers(0, min(most, config.capacity)))
     prompts = data.draw(st.integers(0, most - decode).filter(lambda n: n != 1))
     segments = data.draw(st.integers(min(1, prompts), prompts // 2)) if prompts else 0
     logits = data.draw(st.integers(0, decode + prompts))
-    shape = ladder.captured_mixed(decode, prompts, segments, logits) if prompts else None
+    shape = buckets.captured_mixed(decode, prompts, segments, logits) if prompts else None
     if config.numerics is Numerics.EXACT:
         assert shape is None
     assert shape is None or shape in captured
-    for each in (shape or ladder.uncaptured(decode, prompts, segments, logits), *captured):
+    for each in (shape or buckets.uncaptured(decode, prompts, segments, logits), *captured):
         assert each.rows <= limits.rows
         assert each.segments <= limits.segments
         assert each.tiles <= limits.tiles
@@ -77,14 +77,14 @@ def test_every_step_within_the_budget_fits_the_limits(config: EngineConfig, data
     for each in captured:
         assert each.head_rows <= limits.head_rows
     if decode:
-        assert ladder.decode(decode) in captured
-        assert ladder.decode(decode).decode_rows >= decode
+        assert buckets.decode(decode) in captured
+        assert buckets.decode(decode).decode_rows >= decode
 
 
 def test_what_a_device_wants_by_default() -> None:
     config = EngineConfig(backend=BackendChoice.CUDA, capacity=256)
-    assert (config.prefill_block, config.max_batch_tokens) == (2048, 2304)
-    mixed = [shape for shape in Ladder(config).captured if shape.is_mixed]
+    assert (config.block_tokens, config.step_tokens) == (2048, 2304)
+    mixed = [shape for shape in StepBuckets(config).captured if shape.is_mixed]
     assert StepShape(256, 2048, 128, 384) in mixed
     assert StepShape(0, 128, 64, 128) in mixed
     assert len(mixed) == 18
@@ -93,12 +93,12 @@ def test_what_a_device_wants_by_default() -> None:
 @pytest.mark.parametrize("capacity", [300, 768, 2304, 4096, 20000])
 def test_larger_batches_take_few_more_graphs(capacity: int) -> None:
     config = EngineConfig(backend=BackendChoice.CUDA, capacity=capacity)
-    ladder = Ladder(config)
-    assert len(ladder.captured) < 60
-    step = ladder.captured_mixed(min(capacity, 300), 2048, 1, min(capacity, 300) + 1)
-    assert step in ladder.captured
+    buckets = StepBuckets(config)
+    assert len(buckets.captured) < 60
+    step = buckets.captured_mixed(min(capacity, 300), 2048, 1, min(capacity, 300) + 1)
+    assert step in buckets.captured
     assert step.prompt_rows == 2048
-    two_prompts = ladder.captured_mixed(0, 2100, 2, 2)
+    two_prompts = buckets.captured_mixed(0, 2100, 2, 2)
     assert two_prompts.prompt_rows <= 4096, "no prompt is padded to the whole budget"
 
 
@@ -107,9 +107,9 @@ class Layouts:
 
     def __init__(self, numerics: Numerics) -> None:
         config = tiny.engine_config(capacity=6, max_batch_tokens=200, numerics=numerics)
-        self.tables = StepTables(Ladder(config).limits, CPU)
+        self.tables = StepTables(StepBuckets(config).limits, CPU)
         self.host = self.tables.begin()
-        self.arranger = Arranger(Ladder(config), config.cache, numerics is Numerics.EXACT)
+        self.arranger = Arranger(StepBuckets(config), config.cache, numerics is Numerics.EXACT)
 
     def column(self, name: str, count: int) -> list[int]:
         return self.host.table(name)[:count].tolist()
@@ -126,7 +126,7 @@ def test_single_tokens_lie_as_they_come() -> None:
         layouts.host, [segment(3, 9, [PENDING]), segment(1, 70, [5], sink=4), segment(0, 0, [8])], 3
     )
     assert step.is_captured
-    assert (step.shape, step.rounds) == (StepShape(4), (Round(0, 4),))
+    assert (step.shape, step.waves) == (StepShape(4), (Wave(0, 4),))
     assert layouts.column("token_ids", 3) == [PENDING, 5, 8]
     assert layouts.column("slabs", 4) == [3, 1, 0, -1]
     assert layouts.column("positions", 3) == [9, 70, 0]
@@ -141,7 +141,7 @@ def test_prompts_lie_behind_single_tokens() -> None:
     shape = step.shape
     assert step.is_captured
     assert (shape.decode_rows, shape.prompt_rows) == (8, 128)
-    assert step.rounds == (Round(0, 8),)
+    assert step.waves == (Wave(0, 8),)
     assert layouts.column("slabs", shape.rows) == [4, *[-1] * 7, *[2] * 70, *[5] * 3, *[-1] * 55]
     assert layouts.column("token_ids", 81)[0] == 50
     assert layouts.column("token_ids", 81)[8:] == [*prompt, 1, 2, 3]
@@ -172,12 +172,12 @@ def test_a_single_token_inside_a_prompt_has_no_logits() -> None:
     assert layouts.column("logit_rows", 1) == [1]
 
 
-def test_exact_rows_go_in_rounds() -> None:
+def test_exact_rows_go_in_waves() -> None:
     layouts = Layouts(Numerics.EXACT)
     segments = [segment(0, 40, list(range(7))), segment(1, 4, [8]), segment(2, 9, [20, 21], 2)]
     step = layouts.arranger.arrange(layouts.host, segments, 4)
     assert not step.is_captured
-    assert step.rounds == [Round(0, 8, has_neighbours=True), Round(8, 2, has_neighbours=True)]
+    assert step.waves == [Wave(0, 8, has_neighbours=True), Wave(8, 2, has_neighbours=True)]
     assert layouts.column("token_ids", 10) == [0, 1, 2, 3, 4, 8, 20, 21, 5, 6]
     assert layouts.column("positions", 10) == [40, 41, 42, 43, 44, 4, 9, 10, 45, 46]
     assert step.order.tolist() == [0, 1, 2, 3, 4, 8, 9, 5, 6, 7]
@@ -191,7 +191,7 @@ def test_the_first_lap_round_the_ring_is_one_round() -> None:
     layouts = Layouts(Numerics.EXACT)
     segments = [segment(0, 2, list(range(20)), 0), segment(1, 50, list(range(20, 26)))]
     step = layouts.arranger.arrange(layouts.host, segments, 1)
-    sizes = [(each.first, each.count) for each in step.rounds]
+    sizes = [(each.first, each.count) for each in step.waves]
     assert sizes == [(0, 12 + 5), (17, 5 + 1), (23, 3)]
     assert layouts.column("token_ids", 26) == [*range(12), *range(20, 25), *range(12, 17), 25, *range(17, 20)]
     assert step.order.tolist() == [*range(12), *range(17, 22), *range(23, 26), *range(12, 17), 22]
@@ -200,10 +200,10 @@ def test_the_first_lap_round_the_ring_is_one_round() -> None:
 def test_exact_single_tokens_need_no_storing_first() -> None:
     layouts = Layouts(Numerics.EXACT)
     step = layouts.arranger.arrange(layouts.host, [segment(0, 4, [8]), segment(1, 4, [8])], 2)
-    assert step.rounds == (Round(0, 2),)
+    assert step.waves == (Wave(0, 2),)
     assert step.is_captured
     step = layouts.arranger.arrange(layouts.host, [segment(0, 4, [8]), segment(1, 4, [8])], 2, captured=False)
-    assert step.rounds == [Round(0, 2)]
+    assert step.waves == [Wave(0, 2)]
 
 
 class CountedCopies(StepTables):
@@ -211,7 +211,7 @@ class CountedCopies(StepTables):
 
     def __init__(self) -> None:
         self.copies: list[tuple[str, str]] = []
-        super().__init__(Ladder(tiny.engine_config()).limits, CPU)
+        super().__init__(StepBuckets(tiny.engine_config()).limits, CPU)
 
     def _copy(self, buffer: HostTables, first: str, last: str) -> None:
         self.copies.append((first, last))
@@ -256,7 +256,7 @@ def test_choices_arrive_as_they_were_meant() -> None:
 
 
 def test_buffers_take_turns() -> None:
-    tables = StepTables(Ladder(tiny.engine_config()).limits, CPU)
+    tables = StepTables(StepBuckets(tiny.engine_config()).limits, CPU)
     seen = [tables.begin() for _ in range(2 * BUFFERS)]
     assert len(set(map(id, seen))) == BUFFERS
     assert seen[:BUFFERS] == seen[BUFFERS:]
@@ -264,7 +264,7 @@ def test_buffers_take_turns() -> None:
 
 def test_a_fresh_table_belongs_to_nobody() -> None:
     """A step run over it, as when graphs are captured, touches no slab."""
-    tables = StepTables(Ladder(tiny.engine_config()).limits, CPU)
+    tables = StepTables(StepBuckets(tiny.engine_config()).limits, CPU)
     shape = StepShape(4, 32, 16, 36)
     assert (tables.rows(0, 36).slabs == -1).all()
     assert (tables.prompt(shape).tiles == -1).all()

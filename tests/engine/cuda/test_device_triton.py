@@ -30,7 +30,7 @@ said = []
 for backend in (
     tiny.make_backend(tiny.load(directory, config), config), device.make_device_backend(directory, config)
 ):
-    engine = Engine(backend, config)
+    engine = Engine(backend, config).start()
     first, second = engine.open("first", []), engine.open("second", [])
     engine.append(first, [5, 9, 22, 13, 7, 11, 2, 40, 41, 3])
     engine.append(second, [7])

@@ -99,7 +99,7 @@ def test_greedy_tokens_are_the_cpu_engines(mixed: Path, device: torch.device) ->
     said = []
     for engine in (
         tiny.make_engine(tiny.load(mixed, config), config),
-        Engine(make_device_backend(mixed, config, device), config),
+        Engine(make_device_backend(mixed, config, device), config).start(),
     ):
         sequence = engine.open("reader", [])
         said.append(say(engine, sequence, [5, 9, 22, 13, 7, 41, 60], 40, GREEDY))

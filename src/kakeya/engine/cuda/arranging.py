@@ -1,7 +1,7 @@
 """In which order the rows of a step go to the device, and the tables that say so.
 
 Single tokens come first, the rows of longer segments behind them. In exact numerics every row is attended
-like a single token: rows go in rounds, and those of a round are stored before they are attended, which must
+like a single token: rows go in waves, and those of a wave are stored before they are attended, which must
 not displace what the first of them sees.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from kakeya.config import CacheConfig
 from kakeya.engine.batch import Segment
-from kakeya.engine.cuda.shapes import Ladder, StepShape
+from kakeya.engine.cuda.shapes import StepBuckets, StepShape
 from kakeya.engine.cuda.tables import HostTables, Int32Array
 from kakeya.kernels.gpu import TILE_ROWS
 
@@ -22,7 +22,7 @@ _AS_THEY_CAME: Int32Array = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
-class Round:
+class Wave:
     """Neighbouring rows that are attended together, each like a single token."""
 
     first: int
@@ -33,52 +33,52 @@ class Round:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A step as the device sees it. A captured one is padded to a shape of the ladder."""
+    """A step as the device sees it. A captured one is padded to a bucket."""
 
     shape: StepShape
-    rounds: Sequence[Round]
+    waves: Sequence[Wave]
     order: Int32Array
     """Where each row went, in segment order. Empty if they lie as they came."""
     is_captured: bool
 
 
 def captured_step(shape: StepShape, order: Int32Array = _AS_THEY_CAME) -> Arrangement:
-    """The arrangement that a shape of the ladder stands for."""
-    rounds = (Round(0, shape.decode_rows),) if shape.decode_rows else ()
-    return Arrangement(shape, rounds, order, is_captured=True)
+    """The arrangement that a bucket stands for."""
+    waves = (Wave(0, shape.decode_rows),) if shape.decode_rows else ()
+    return Arrangement(shape, waves, order, is_captured=True)
 
 
 class Arranger:
     """Fills the tables of steps."""
 
-    def __init__(self, ladder: Ladder, cache: CacheConfig, exact: bool) -> None:
-        self._ladder = ladder
+    def __init__(self, buckets: StepBuckets, cache: CacheConfig, exact: bool) -> None:
+        self._buckets = buckets
         self._cache = cache
         self._exact = exact
 
     def arrange(
         self, tables: HostTables, segments: Sequence[Segment], logits: int, *, captured: bool = True
     ) -> Arrangement:
-        """Fill the tables for a step with so many rows of logits, the last ones of each segment.
+        """Fill the tables for a step with `logits` rows of logits, the last ones of each segment.
 
         Only a `captured` step is padded to the shape of a graph.
         """
         if captured and logits == len(segments) and all(len(segment.tokens) == 1 for segment in segments):
             return self._single_tokens(tables, segments)
         if self._exact:
-            return self._in_rounds(tables, segments, logits)
+            return self._in_waves(tables, segments, logits)
         singles = sum(len(segment.tokens) == 1 for segment in segments)
         longer = len(segments) - singles
         rows = sum(len(segment.tokens) for segment in segments if len(segment.tokens) > 1)
-        shape = self._ladder.captured_mixed(singles, rows, longer, logits) if captured and longer else None
+        shape = self._buckets.captured_mixed(singles, rows, longer, logits) if captured and longer else None
         if shape is not None:
             return captured_step(shape, self._prompts_behind(tables, segments, shape))
-        shape = self._ladder.uncaptured(singles, rows, longer, logits)
+        shape = self._buckets.uncaptured(singles, rows, longer, logits)
         order = self._prompts_behind(tables, segments, shape)
         return replace(captured_step(shape, order), is_captured=False)
 
     def _single_tokens(self, tables: HostTables, segments: Sequence[Segment]) -> Arrangement:
-        shape, count = self._ladder.decode(len(segments)), len(segments)
+        shape, count = self._buckets.decode(len(segments)), len(segments)
         slabs = [segment.sequence.slab for segment in segments]
         tables.table("token_ids")[:count] = [segment.tokens[0] for segment in segments]
         tables.table("positions")[:count] = [segment.start for segment in segments]
@@ -104,8 +104,8 @@ class Arranger:
         rows.write(tables, shape)
         return rows.order
 
-    def _in_rounds(self, tables: HostTables, segments: Sequence[Segment], logits: int) -> Arrangement:
-        rows, rounds, taken = _Rows(segments), list[Round](), [0] * len(segments)
+    def _in_waves(self, tables: HostTables, segments: Sequence[Segment], logits: int) -> Arrangement:
+        rows, waves, taken = _Rows(segments), list[Wave](), [0] * len(segments)
         while rows.count < rows.total:
             first, sessions = rows.count, 0
             for index, segment in enumerate(segments):
@@ -114,10 +114,10 @@ class Arranger:
                     rows.put(index, taken[index], count)
                     taken[index] += count
                     sessions += 1
-            rounds.append(Round(first, rows.count - first, has_neighbours=rows.count - first > sessions))
+            waves.append(Wave(first, rows.count - first, has_neighbours=rows.count - first > sessions))
         shape = StepShape(rows.count, logit_rows=logits)
         rows.write(tables, shape)
-        return Arrangement(shape, rounds, rows.order, is_captured=False)
+        return Arrangement(shape, waves, rows.order, is_captured=False)
 
     def _most_together(self, segment: Segment, taken: int) -> int:
         """How many rows can be stored before the first of them is attended: what the spare slots protect, or

@@ -1,4 +1,4 @@
-"""Runs planned batches on a CUDA device, one step ahead of whoever reads the results.
+"""Runs planned batches on a CUDA device, one step ahead of the reading of results.
 
 A launch fills tables, sends them, replays a graph and asks for the chosen tokens; it waits for the device
 only when the tables of all earlier steps are still on their way. Reading a result waits for that step alone.
@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from kakeya.config import EngineConfig
+from kakeya.engine.backend import LaunchedStep, Reduction
 from kakeya.engine.batch import Segment
 from kakeya.engine.cuda.arranging import Arrangement, Arranger, captured_step
 from kakeya.engine.cuda.decoder import FusedDecoder
 from kakeya.engine.cuda.graphs import StepGraphs
 from kakeya.engine.cuda.launched import ChosenTokens, HostRows, LaunchedTokens
-from kakeya.engine.cuda.shapes import Ladder, StepShape
+from kakeya.engine.cuda.shapes import StepBuckets, StepShape
 from kakeya.engine.cuda.tables import BUFFERS, StepTables
 from kakeya.engine.cuda.weights import DeviceWeights
 from kakeya.engine.cuda.workspace import Workspace, WorkspacePlan
 from kakeya.engine.device import is_lost
-from kakeya.engine.runner import LaunchedStep, Reduction
 from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.slab import SlabPool
 from kakeya.kernels.gpu import GpuKernels
@@ -47,22 +47,26 @@ class CudaBackend:
         config: EngineConfig,
         device: torch.device,
     ) -> None:
-        # Float32 means float32, not a product of rounded numbers.
+        # Float32 means float32, not a matmul of rounded numbers.
         torch.set_float32_matmul_precision("highest")
         self._pool, self._fingerprint, self._model = pool, fingerprint, weights.config
-        ladder = Ladder(config)
-        self._head_rows = ladder.limits.head_rows
-        self._tables = StepTables(ladder.limits, device)
-        self._space = Workspace(WorkspacePlan(weights.config, ladder.limits, weights.dtype), device)
+        buckets = StepBuckets(config)
+        self._head_rows = buckets.limits.head_rows
+        self._tables = StepTables(buckets.limits, device)
+        self._space = Workspace(WorkspacePlan(weights.config, buckets.limits, weights.dtype), device)
         self._decoder = FusedDecoder(
-            weights, pool, kernels, self._tables, self._space, numerics, ladder.limits.rows
+            weights, pool, kernels, self._tables, self._space, numerics, buckets.limits.rows
         )
-        self._arranger = Arranger(ladder, config.cache, numerics is Numerics.EXACT)
-        self._chosen = cycle([ChosenTokens(ladder.limits.rows, device) for _ in range(BUFFERS)])
+        self._arranger = Arranger(buckets, config.cache, numerics is Numerics.EXACT)
+        self._chosen = cycle([ChosenTokens(buckets.limits.rows, device) for _ in range(BUFFERS)])
         self._graphs = StepGraphs(self._run_captured)
-        # The torch kernels are many small ones, and some loop: they are for tests and for what nobody tuned.
-        if device.type == "cuda" and not isinstance(kernels, TorchKernels):
-            self._capture(ladder)
+        self._buckets, self._kernels = buckets, kernels
+
+    def capture(self) -> None:
+        """Capture a graph for each bucket, before the first step. Without them steps run launch by launch,
+        as they do on a CPU and with the torch kernels: many small ones, some in loops, that nobody tuned."""
+        if self._pool.device.type == "cuda" and not isinstance(self._kernels, TorchKernels):
+            self._capture()
 
     @property
     def pool(self) -> SlabPool:
@@ -153,9 +157,9 @@ class CudaBackend:
         for first in range(0, count, self._head_rows):
             yield first, self._decoder.head(step.shape, first, min(self._head_rows, count - first))
 
-    def _capture(self, ladder: Ladder) -> None:
+    def _capture(self) -> None:
         with torch.inference_mode():
-            self._graphs.capture(ladder.captured)
+            self._graphs.capture(self._buckets.captured)
 
 
 @dataclass(frozen=True)

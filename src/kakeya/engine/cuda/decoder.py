@@ -1,8 +1,8 @@
-"""The decoder on the device: every family by configuration, fused around its matrix products.
+"""The decoder on the device: every family by configuration, fused around its matmuls.
 
 Everything is written into static buffers and read from static tables, so that a step can be captured in a
-graph and replayed. Products run over all rows together; attention takes single tokens and longer segments
-apart.
+graph and replayed. Matmuls run over all rows together; attention runs over single tokens and over longer
+segments separately.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kakeya.engine.cuda.arranging import Arrangement
-from kakeya.engine.cuda.products import Products
+from kakeya.engine.cuda.matmul import Matmuls
 from kakeya.engine.cuda.shapes import StepShape
 from kakeya.engine.cuda.tables import StepTables
 from kakeya.engine.cuda.weights import DeviceLayer, DeviceWeights
@@ -55,7 +55,7 @@ class FusedDecoder:
         self._weights, self._model, self._kernels = weights, weights.config, kernels
         self._tables, self._space = tables, workspace
         self._exact = numerics is Numerics.EXACT
-        self._products = Products(kernels, workspace, self._exact)
+        self._matmuls = Matmuls(kernels, workspace, self._exact)
         self._newest = torch.zeros(pool.storage.shape[0], dtype=torch.int32, device=pool.device)
         self._attention = attention_shape(weights, pool)
         self._attention_layers = self._layers_over(pool.storage)
@@ -63,8 +63,7 @@ class FusedDecoder:
         self._choosing = ChoiceScratch.of(len(workspace.logits), self._model.vocab_size, pool.device)
         self._ropes = self._rope_tables(pool.device)
         self._temperature = query_temperature(self._model, self._attention.capacity)
-        is_plain = self._temperature is None and all(layer.is_plain for layer in weights.layers)
-        self._fuses_one_row = not self._exact and is_plain
+        self._fuses_one_row = not self._exact and self._temperature is None and weights.is_plain
 
     def run(self, step: Arrangement, tap: Tap | None = None) -> None:
         """All layers; the rows that go through the head are left normed in the workspace."""
@@ -101,7 +100,7 @@ class FusedDecoder:
         else:
             assert first == 0, "rows that are not gathered go through the head at once"
             hidden = space.normed
-        return self._products.logits(
+        return self._matmuls.logits(
             hidden, self._weights.head, space.logits, count, self._model.logit_softcap
         )
 
@@ -117,13 +116,13 @@ class FusedDecoder:
         layers, add_norm = self._weights.layers, self._kernels.add_norm
         add_norm(hidden, None, None, layers[0].input_norm, eps, normed)
         for index, layer in enumerate(layers):
-            self._products(space.normed, layer.qkv, space.qkv, count)
+            self._matmuls(space.normed, layer.qkv, space.qkv, count)
             self._finish_queries_and_keys(layer, count)
             self._attend(index, step, rotations)
-            projected = self._products.projected(space.attended, layer.output, count)
+            projected = self._matmuls.projected(space.attended, layer.output, count)
             add_norm(hidden, projected, layer.post_attention_norm, layer.mlp_norm, eps, normed)
-            self._products.gated(space.normed, layer.gate_up, self._model.activation, space.gated, count)
-            projected = self._products.projected(space.gated, layer.down, count)
+            self._matmuls.gated(space.normed, layer.gate_up, self._model.activation, space.gated, count)
+            projected = self._matmuls.projected(space.gated, layer.down, count)
             is_last = index == len(layers) - 1
             next_norm = self._weights.final_norm if is_last else layers[index + 1].input_norm
             add_norm(hidden, projected, layer.post_mlp_norm, next_norm, eps, normed)
@@ -131,7 +130,7 @@ class FusedDecoder:
                 tap(index, hidden)
 
     def _one_row(self, step: Arrangement, rotations: Sequence[Tensor], tap: Tap | None) -> None:
-        """Norms are in the products' prologues, residuals and gates in their epilogues."""
+        """Norms are in the matmuls' prologues, residuals and gates in their epilogues."""
         space, eps, product = self._space, self._model.norm_eps, self._kernels.one_row_product
         hidden, qkv, attended, gated = (x[:1] for x in (space.hidden, space.qkv, space.attended, space.gated))
         for index, layer in enumerate(self._weights.layers):
@@ -162,7 +161,7 @@ class FusedDecoder:
     def _attend(self, index: int, step: Arrangement, rotations: Sequence[Tensor]) -> None:
         space, kernels, shape = self._space, self._kernels, step.shape
         layer, turned = self._attention_layers[index], rotations[self._rope_of_layer[index]]
-        for each in step.rounds:
+        for each in step.waves:
             part = slice(each.first, each.first + each.count)
             rows, angles = self._tables.rows(each.first, each.count), turned[:, part]
             if each.has_neighbours:

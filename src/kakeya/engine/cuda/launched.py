@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakeya.engine.backend import StepResult
 from kakeya.engine.cuda.tables import SingleRows
-from kakeya.engine.device import Moment, host_buffer
-from kakeya.engine.runner import StepResult
+from kakeya.engine.device import DeviceEvent, host_buffer
 from kakeya.engine.sampler import SampleRequest, sample
 from kakeya.errors import StepFailed
 from kakeya.types import TokenEvent
@@ -19,7 +19,7 @@ class ChosenTokens:
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self._memory = host_buffer(rows, dtype=torch.int32, device=device)
-        self._arrived = Moment(device)
+        self._arrived = DeviceEvent(device)
         self._count = 0
 
     def fetch(self, chosen: Tensor, count: int) -> None:

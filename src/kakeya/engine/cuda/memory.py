@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import torch
 
 from kakeya.config import EngineConfig
-from kakeya.engine.cuda.shapes import Ladder, StepLimits
+from kakeya.engine.cuda.shapes import StepBuckets, StepLimits
 from kakeya.engine.cuda.tables import Layout
 from kakeya.engine.cuda.workspace import WorkspacePlan, whole_tiles
 from kakeya.engine.slab import slab_geometry
 from kakeya.errors import ConfigError
 from kakeya.kernels.gpu import ChoiceScratch
 from kakeya.models.config import ModelConfig
-from kakeya.models.linear import FLOAT_TYPES
+from kakeya.models.float_types import FLOAT_TYPES
 
 # What libraries, compiled kernels and a graph take beside our own buffers: generous guesses, which the table
 # of memory in `kakeya bench gpu` holds against what a device has really lost. Loading comes before them and
@@ -66,22 +66,22 @@ def device_memory(model: ModelConfig, config: EngineConfig, observed_layers: int
     `observed_layers`: how many a proposer is shown the outputs of.
     """
     element = FLOAT_TYPES[config.dtype]
-    ladder = Ladder(config)
+    buckets = StepBuckets(config)
     geometry = slab_geometry(model, config)
-    limits, logits = ladder.limits, ladder.limits.head_rows * model.vocab_size * 4
+    limits, logits = buckets.limits, buckets.limits.head_rows * model.vocab_size * 4
     return DeviceMemory(
         weights=weight_elements(model) * element.itemsize,
         workspace=WorkspacePlan(model, limits, element).nbytes + _scratch_bytes(model, limits),
-        graphs=_LIBRARIES + len(ladder.captured) * _PER_GRAPH,
+        graphs=_LIBRARIES + len(buckets.captured) * _PER_GRAPH,
         moves=2 * geometry.slab_bytes
-        + config.max_batch_tokens * geometry.bytes_per_token
+        + config.step_tokens * geometry.bytes_per_token
         + logits
         + _STEPS_OBSERVED * observed_layers * limits.rows * model.hidden_size * 4,
     )
 
 
 def _scratch_bytes(model: ModelConfig, limits: StepLimits) -> int:
-    # Attention: prompt rows rotated three ways, or the parts of a split row in float32.
+    # Attention: prompt rows rotated three ways, or the splits of a row in float32.
     attention = limits.rows * (2 * model.query_size + model.kv_size) * 2 * 4
     choice = ChoiceScratch.of(whole_tiles(limits.head_rows), model.vocab_size, torch.device("meta")).nbytes
     tables = sum(Layout(limits).sizes.values()) * 4

@@ -1,4 +1,4 @@
-"""The shapes steps come in: each is padded to the next shape of a short ladder, all of which have graphs."""
+"""The buckets that steps come in: each step is padded to the next one, and each bucket has a graph."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from kakeya.config import EngineConfig
 from kakeya.kernels.gpu import TILE_ROWS
 from kakeya.types import Numerics
 
-# Up to 128 rows a product costs about what it costs for one, so coarse steps lose little.
-_FIRST_RUNGS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96)
+# Up to 128 rows a matmul costs about what it costs for one row, so coarse buckets lose little.
+_SMALL_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96)
 # From here on attention is not split, and any number of rows will do.
 _FEW_ROWS = 64
 # Prompt rows beside decoding ones.
-_PROMPT_RUNGS = (128, 256, 512, 1024, 2048, 4096)
+_PROMPT_BUCKETS = (128, 256, 512, 1024, 2048, 4096)
 _DECODE_BESIDE_PROMPTS = (0, 64, 256, 1024)
 # Rows of prompts and drafts whose logits a captured step can give, beside those of its decode rows.
 _LOGITS_BESIDE = 128
@@ -64,33 +64,32 @@ class StepLimits:
     """Rows that go through the head at once."""
 
 
-def decode_rungs(most: int) -> tuple[int, ...]:
+def decode_buckets(most: int) -> tuple[int, ...]:
     """Batch sizes for up to `most` rows: powers of two and, from 16 on, the halves between. The last one is
     no larger than it must be, once that is many."""
-    rungs = list(_FIRST_RUNGS)
+    buckets = list(_SMALL_BUCKETS)
     power = 128
-    while rungs[-1] < most:
-        rungs += [power, power + power // 2]
+    while buckets[-1] < most:
+        buckets += [power, power + power // 2]
         power *= 2
-    *lower, last = rungs[: bisect_left(rungs, most) + 1]
+    *lower, last = buckets[: bisect_left(buckets, most) + 1]
     return (*lower, last if last <= _FEW_ROWS else min(last, -(-most // _FEW_ROWS) * _FEW_ROWS))
 
 
-class Ladder:
-    """The shapes of one engine: which are captured, and which one a step takes.
+class StepBuckets:
+    """The buckets of one engine: which shapes are captured, and which one a step takes.
 
-    In exact numerics only steps of single tokens are captured: the others take their rows in rounds.
+    In exact numerics only steps of single tokens are captured: the others take their rows in waves.
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        self.most_rows = config.max_batch_tokens
-        self._decode = decode_rungs(min(config.capacity, config.max_batch_tokens))
+        self.most_rows = config.step_tokens
+        self._decode = decode_buckets(min(config.capacity, config.step_tokens))
         self._beside: Sequence[int] = ()
         self._prompts: Sequence[int] = ()
         if config.numerics is Numerics.FAST:
-            top = self._decode[-1]
-            self._beside = (*(rung for rung in _DECODE_BESIDE_PROMPTS if rung < top), top)
-            self._prompts = (*(rung for rung in _PROMPT_RUNGS if rung < self.most_rows), self.most_rows)
+            self._beside = _up_to(_DECODE_BESIDE_PROMPTS, self._decode[-1])
+            self._prompts = _up_to(_PROMPT_BUCKETS, self.most_rows)
 
     @property
     def captured(self) -> tuple[StepShape, ...]:
@@ -113,7 +112,7 @@ class Ladder:
         return StepLimits(rows, segments, rows // TILE_ROWS + segments, head_rows)
 
     def decode(self, rows: int) -> StepShape:
-        """The captured shape of a step of so many single tokens."""
+        """The captured shape of a step of `rows` single tokens."""
         return StepShape(self._decode[bisect_left(self._decode, rows)])
 
     def uncaptured(self, decode: int, prompts: int, segments: int, logits: int) -> StepShape:
@@ -130,10 +129,15 @@ class Ladder:
         return shape if segments <= shape.segments and logits <= shape.logit_rows else None
 
     def _can_come(self, beside: int, place: int) -> bool:
-        """Whether a step that needs these rungs, and not the ones below, is within the budget."""
+        """Whether a step that needs these buckets, and not the ones below, is within the budget."""
         fewest_beside = self._beside[beside - 1] + 1 if beside else 0
         fewest_prompts = self._prompts[place - 1] + 1 if place else 2
         return fewest_beside + fewest_prompts <= self.most_rows
+
+
+def _up_to(buckets: Sequence[int], most: int) -> tuple[int, ...]:
+    """Those below `most`, and that."""
+    return (*(bucket for bucket in buckets if bucket < most), most)
 
 
 def _mixed(decode: int, prompts: int) -> StepShape:

@@ -1,4 +1,4 @@
-"""What the host tells the device about a step: tables filled in pinned memory and copied in one go.
+"""What the host tells the device about a step: tables filled in pinned memory, sent in one copy.
 
 The device's tables are static, because graphs remember where they lie. The host has a few buffers of the same
 layout and takes them in turns, so that one can be filled while another is still on its way.
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from kakeya.engine.batch import PENDING
 from kakeya.engine.cuda.shapes import StepLimits, StepShape
-from kakeya.engine.device import Moment, host_buffer
+from kakeya.engine.device import DeviceEvent, host_buffer
 from kakeya.engine.sampler import SampleRequest
 from kakeya.kernels.gpu import SEGMENT_FIELDS, ChoiceTable, PromptTable, RowTable
 from kakeya.types import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
 
-# At most two steps are in flight, and a third may be filled meanwhile.
+# At most two steps are in flight while a third is being filled.
 BUFFERS = 3
 _TILE_FIELDS = 2
 _TINY = float(np.finfo(np.float32).tiny)
@@ -72,7 +72,7 @@ class StepTables:
         size = max(place.stop for place in self._places.values())
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
         self._buffers = cycle([HostTables(size, self._places, device) for _ in range(BUFFERS)])
-        # Whose choices lie on the device; a temperature of 0 everywhere is everyone's who is greedy.
+        # The sampling settings that lie on the device; () means temperature 0 everywhere, all greedy.
         self._choices: Sequence[SamplingParams] | None = None
         # No row is anyone's until a step says so.
         for name in ("slabs", "logit_slabs", "row_segments", "tiles"):
@@ -160,7 +160,7 @@ class HostTables:
 
     def __init__(self, size: int, places: dict[str, slice], device: torch.device) -> None:
         self.memory = host_buffer(size, dtype=torch.int32, device=device)
-        self.sent = Moment(device).record()
+        self.sent = DeviceEvent(device).record()
         self._places = places
         self._numbers: Int32Array = self.memory.numpy()
 

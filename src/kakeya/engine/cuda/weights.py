@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from kakeya.errors import ConfigError
-from kakeya.models.blocks import DEVICE_SLICE_ELEMENTS
+from kakeya.models.blocks import DEVICE_SLICE_ELEMENTS, row_slices
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.models.config import ModelConfig
-from kakeya.models.linear import FLOAT_NAMES, FLOAT_TYPES
-from kakeya.models.tensors import ModelTensors, Stored, StoredLayer, StoredMatrix, as_float
+from kakeya.models.float_types import FLOAT_NAMES, FLOAT_TYPES
+from kakeya.models.layer import Layer
+from kakeya.models.tensors import ModelTensors, Stored, StoredMatrix, as_float
 from kakeya.types import DType, WeightFormat
 
 # A slice of rows on its way: the bytes that came, integers and float32 numbers of their size, and the result.
@@ -30,28 +31,7 @@ class Matrix:
         return self.weight.shape[0]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLayer:
-    """One layer's weights. Norm weights are float32."""
-
-    input_norm: Tensor | None
-    qkv: Matrix
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    output: Matrix
-    post_attention_norm: Tensor | None
-    mlp_norm: Tensor | None
-    gate_up: Matrix
-    down: Matrix
-    post_mlp_norm: Tensor | None
-
-    @property
-    def is_plain(self) -> bool:
-        """Neither biases nor norms after a block: what the product of a single row can fuse."""
-        matrices = (self.qkv, self.output, self.gate_up, self.down)
-        has_bias = any(matrix.bias is not None for matrix in matrices)
-        has_post_norms = self.post_attention_norm is not None or self.post_mlp_norm is not None
-        return not has_bias and not has_post_norms
+DeviceLayer = Layer[Matrix]
 
 
 @dataclass(frozen=True)
@@ -69,6 +49,16 @@ class DeviceWeights:
     @property
     def dtype(self) -> torch.dtype:
         return self.embedding.dtype
+
+    @property
+    def is_plain(self) -> bool:
+        """Neither biases nor norms after a block: what the matmul of a single row can fuse."""
+        return not any(
+            layer.post_attention_norm is not None
+            or layer.post_mlp_norm is not None
+            or any(matrix.bias is not None for matrix in layer.matrices.values())
+            for layer in self.layers
+        )
 
 
 def load_weights(
@@ -124,19 +114,8 @@ class _Mover:
             description=self._described(),
         )
 
-    def _layer(self, stored: StoredLayer) -> DeviceLayer:
-        return DeviceLayer(
-            input_norm=self._optional(stored.input_norm),
-            qkv=self._matrix(stored.qkv),
-            query_norm=self._optional(stored.query_norm),
-            key_norm=self._optional(stored.key_norm),
-            output=self._matrix(stored.output),
-            post_attention_norm=self._optional(stored.post_attention_norm),
-            mlp_norm=self._optional(stored.mlp_norm),
-            gate_up=self._matrix(stored.gate_up),
-            down=self._matrix(stored.down),
-            post_mlp_norm=self._optional(stored.post_mlp_norm),
-        )
+    def _layer(self, stored: Layer[StoredMatrix]) -> DeviceLayer:
+        return stored.map(lambda _, matrix: self._matrix(matrix), self._vector)
 
     def _matrix(self, stored: StoredMatrix) -> Matrix:
         weight = torch.empty(stored.shape, dtype=self._held, device=self._device)
@@ -148,14 +127,8 @@ class _Mover:
         return Matrix(weight, None if stored.bias is None else stored.bias.to(self._device, self._held))
 
     def _fill(self, weight: Tensor, part: Stored) -> None:
-        rows, columns = part.shape
-        step = max(1, DEVICE_SLICE_ELEMENTS // columns)
-        for start in range(0, rows, step):
-            some = slice(start, start + step)
+        for some in row_slices((part.shape[0], part.shape[1]), DEVICE_SLICE_ELEMENTS):
             weight[some] = as_float(part[some].to(self._device), self._rounded)
-
-    def _optional(self, vector: Tensor | None) -> Tensor | None:
-        return None if vector is None else self._vector(vector)
 
     def _vector(self, vector: Tensor) -> Tensor:
         return vector.to(self._device)

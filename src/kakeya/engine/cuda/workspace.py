@@ -10,7 +10,7 @@ from kakeya.engine.cuda.shapes import StepLimits
 from kakeya.kernels.gpu import MAX_PARTS, MAX_PRODUCT_ROWS
 from kakeya.models.config import ModelConfig
 
-# In exact numerics every product has this many rows: one shape, one order of additions.
+# In exact numerics every matmul has this many rows: one shape, one order of additions.
 EXACT_TILE = 128
 
 
@@ -36,7 +36,7 @@ class WorkspacePlan:
             "qkv": ((rows, model.query_size + 2 * model.kv_size), self.element),
             "attended": ((rows, model.query_size), self.element),
             "projected": ((rows, hidden), self.element),
-            "parts": ((MAX_PARTS * min(rows, MAX_PRODUCT_ROWS) * hidden,), torch.float32),
+            "partial_sums": ((MAX_PARTS * min(rows, MAX_PRODUCT_ROWS) * hidden,), torch.float32),
             "gate_up": ((rows, 2 * inner), self.element),
             "gated": ((rows, inner), self.element),
             "gathered": ((head_rows, hidden), self.element),
@@ -69,13 +69,13 @@ class Workspace:
         self.logits: Tensor = buffers["logits"]
         self.chosen: Tensor = buffers["chosen"]
         self._rotations: Tensor = buffers["rotations"]
-        self._parts: Tensor = buffers["parts"]
+        self._partial_sums: Tensor = buffers["partial_sums"]
 
-    def parts(self, count: int, rows: int, dtype: torch.dtype) -> Tensor:
-        """[count, rows, hidden], in one piece."""
+    def partial_sums(self, splits: int, rows: int, dtype: torch.dtype) -> Tensor:
+        """[splits, rows, hidden], contiguous."""
         width = self.hidden.shape[1]
-        return self._parts.view(dtype)[: count * rows * width].view(count, rows, width)
+        return self._partial_sums.view(dtype)[: splits * rows * width].view(splits, rows, width)
 
     def rotations(self, rope: int, rows: int, half: int) -> Tensor:
-        """[4, rows, half] of the rope of that number, in one piece."""
+        """[4, rows, half] of the rope of that number, contiguous."""
         return self._rotations[rope, : 4 * rows * half].view(4, rows, half)

@@ -1,1 +1,1 @@
-"""Plain completions: text and tokens continued, and scored."""
+"""Chat completions and completions: stateless APIs over sessions."""

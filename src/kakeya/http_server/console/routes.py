@@ -28,7 +28,7 @@ async def page(request: Request) -> Response:
 @router.get("/console/sessions")
 async def sessions(state: State, owner: Owner) -> Response:
     """The caller's sessions and the server's facts, at one moment."""
-    runtime = state.loaded_runtime()
+    runtime = state.require_loaded().runtime
     answer = await state.workers.call(figures.overview, runtime, state.metrics, owner)
     return AsciiJsonResponse(answer, headers=_FRESH)
 
@@ -36,7 +36,7 @@ async def sessions(state: State, owner: Owner) -> Response:
 @router.get("/console/sessions/{session_id}")
 async def session(session_id: str, state: State, owner: Owner) -> Response:
     """The turns of one of the caller's sessions."""
-    answer = await state.workers.call(figures.turns, state.loaded_runtime(), session_id, owner)
+    answer = await state.workers.call(figures.turns, state.require_loaded().runtime, session_id, owner)
     return AsciiJsonResponse(answer, headers=_FRESH)
 
 

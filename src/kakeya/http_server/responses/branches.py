@@ -1,43 +1,37 @@
-"""The sessions behind stored responses: gone on with, branched off, given up for room.
+"""The sessions behind stored responses: continued, forked, evicted.
 
-Going on from a response uses its own session, so that a chain stays in one session however long it gets; a
-copy made before stays behind as the branch point. Branch points are a cache, and so are answers that a newer
-attempt replaced: few, the least recently used closed first, and any of them when somebody needs a slab. After
-them go first responses that nobody continued. The session of any other newest response goes when its owner
-deletes it or nobody uses it for too long.
+Continuing a response uses its own session, so that a chain stays in one session however long it gets. A fork
+made before stays behind as the branch point. Branch points are a cache, and so are answers that a newer
+attempt has replaced: few are kept, the least recently used is closed first, and any of them is evicted when
+somebody needs a slab. First responses that nobody continued are evicted after them. The session of any other
+newest response is closed when its owner deletes it or does not use it for too long.
 """
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from kakeya.errors import Conflict, InvariantViolation, ResourceExhausted, SessionNotFound
-from kakeya.http_server.prompting import Message
 from kakeya.http_server.responses.store import Record, ResponseStore
-from kakeya.http_server.threads import Thread, Threads
-
-if TYPE_CHECKING:  # torch takes a second to import, and the server listens before that
-    from kakeya.runtime import Runtime
+from kakeya.http_server.text_sessions import TextSession, TextSessions
+from kakeya.text.prompting import Message
 
 # What was left behind may keep one slab in so many, while nobody else wants it.
 _SLABS_FOR_ONE = 4
 
 
 class Branches:
-    """Uses and keeps the threads of records. Used from one event loop."""
+    """Uses and keeps the sessions of records. Used from one event loop."""
 
-    def __init__(self, runtime: "Runtime", threads: Threads, store: ResponseStore) -> None:
-        self._runtime = runtime
-        self._threads = threads
+    def __init__(self, sessions: TextSessions, store: ResponseStore) -> None:
+        self._runtime = sessions.runtime
+        self._sessions = sessions
         self._store = store
-        self._most = runtime.config.capacity // _SLABS_FOR_ONE
-        self._closing: set[asyncio.Task[None]] = set()
-        threads.makes_room(self.make_room)
+        self._most = self._runtime.config.capacity // _SLABS_FOR_ONE
 
-    async def gone_on(
+    async def continue_from(
         self, record: Record, new: Sequence[Message], *, keep: bool, moving: int
-    ) -> Thread | None:
-        """A thread with all up to `record` and then `new`, for the caller alone; None when there is no
+    ) -> TextSession | None:
+        """A session with all up to `record` and then `new`, for the caller alone; None when there is no
         session to go on with, or none that `new` can be appended to.
 
         With `keep` the answer will be a newer head, and `moving` conversations will stand there. A record
@@ -45,23 +39,23 @@ class Branches:
         there is none. InvalidArgument when the messages cannot be written. The record is then as it was.
         """
         async with record.lock:
-            original = record.thread
+            original = record.session
             if original is None:
                 return None
             is_left = keep and record.claims <= moving
             try:
                 if is_left or (record.is_cache and self._runtime.free_slabs == 0):
-                    return await self._moved_on(record, original, new)
-                return await self._branched_off(original, new)
+                    return await self._move_on(record, original, new)
+                return await self._branch_off(original, new)
             except (SessionNotFound, Conflict, InvariantViolation):
                 # It expired or broke, or its owner closed it or uses it otherwise: it is no longer ours.
-                record.thread = None
+                record.session = None
                 return None
             finally:
                 if record.is_gone:  # forgotten meanwhile
                     self.forget(record)
 
-    async def make_room(self, owner: str, own_only: bool) -> bool:
+    async def evict(self, owner: str, own_only: bool) -> bool:
         """Close one session that is only kept in case somebody comes back; False when there is none."""
         record = next(self._disposable(owner, own_only), None)
         if record is None:
@@ -78,25 +72,14 @@ class Branches:
     async def give_up(self, record: Record) -> None:
         """Close a record's session; its messages are enough to build it anew."""
         self._drop(record)
-        await self.settle()
+        await self._sessions.settle()
 
     def forget(self, record: Record) -> None:
         """Close the session of a record that nothing leads to any more, soon."""
         record.is_gone = True
         self._drop(record)
 
-    def close_soon(self, thread: Thread) -> None:
-        """Close a thread where nobody can wait for it."""
-        task = asyncio.get_running_loop().create_task(self._threads.close(thread))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
-    async def settle(self) -> None:
-        """Wait until all that was to be closed soon is closed."""
-        while self._closing:
-            await asyncio.wait(tuple(self._closing))
-
-    async def _spare_copy(self, original: Thread) -> Thread | None:
+    async def _spare_copy(self, original: TextSession) -> TextSession | None:
         """A copy to come back to, where there is room to spare; only what was left behind gives way to it."""
         if self._most == 0:
             return None
@@ -106,29 +89,31 @@ class Branches:
                 return None
             await self.give_up(oldest)
         try:
-            return await self._threads.fork(original)
+            return await self._sessions.fork(original)
         except ResourceExhausted:
             return None
 
-    async def _branched_off(self, original: Thread, new: Sequence[Message]) -> Thread | None:
+    async def _branch_off(self, original: TextSession, new: Sequence[Message]) -> TextSession | None:
         """A copy, extended."""
-        copy = await self._threads.fork(original)
+        copy = await self._sessions.fork(original)
         extended = False
         try:
-            extended = await self._threads.extend(copy, new)
+            extended = await self._sessions.extend(copy, new)
         finally:
             if not extended:
-                self.close_soon(copy)
+                self._sessions.close_soon(copy)
         return copy if extended else None
 
-    async def _moved_on(self, record: Record, original: Thread, new: Sequence[Message]) -> Thread | None:
-        """The record's own thread, extended; a copy takes its place, if there is room for one."""
+    async def _move_on(
+        self, record: Record, original: TextSession, new: Sequence[Message]
+    ) -> TextSession | None:
+        """The record's own session, extended; a copy takes its place, if there is room for one."""
         copy = await self._spare_copy(original)
-        record.thread = copy
+        record.session = copy
         try:
-            extended = await self._threads.extend(original, new)
+            extended = await self._sessions.extend(original, new)
         except asyncio.CancelledError:  # who knows whether it was extended
-            self.close_soon(original)
+            self._sessions.close_soon(original)
             raise
         except BaseException:
             self._put_back(record, original, copy)
@@ -137,15 +122,15 @@ class Branches:
             self._put_back(record, original, copy)
         return original if extended else None
 
-    def _put_back(self, record: Record, original: Thread, copy: Thread | None) -> None:
-        record.thread = original
+    def _put_back(self, record: Record, original: TextSession, copy: TextSession | None) -> None:
+        record.session = original
         if copy is not None:
-            self.close_soon(copy)
+            self._sessions.close_soon(copy)
 
     def _drop(self, record: Record) -> None:
-        thread, record.thread = record.thread, None
-        if thread is not None:
-            self.close_soon(thread)
+        session, record.session = record.session, None
+        if session is not None:
+            self._sessions.close_soon(session)
 
     def _disposable(self, owner: str, own_only: bool) -> Iterator[Record]:
         """Whose session may go, the most dispensable first."""

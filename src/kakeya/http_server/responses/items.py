@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from kakeya.http_server.errors import ApiError
-from kakeya.http_server.prompting import Message, ToolCall
 from kakeya.http_server.responses.schema import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -14,6 +13,7 @@ from kakeya.http_server.responses.schema import (
     MessageItem,
     TextPart,
 )
+from kakeya.text.prompting import Message, ToolCall
 
 Item = dict[str, Any]
 

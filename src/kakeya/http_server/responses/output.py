@@ -1,55 +1,158 @@
-"""An answer's text as the Responses API tells it: output items, and the events that build them up."""
+"""A response as the Responses API tells it: its body, its output items, and the events that build them up."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from kakeya.http_server.generation import Piece, TextToken
-from kakeya.http_server.prompting import Message, ToolCall
+from kakeya.http_server.generation import Usage, logprob_of
 from kakeya.http_server.responses.items import Item, new_id, output_text
-from kakeya.text.tool_calls import ArgumentsPiece, CallBegin, CallEnd, TextPiece, ToolCallParser
+from kakeya.http_server.responses.plan import Plan
+from kakeya.text.answer import Piece, TextToken
+from kakeya.text.prompting import Message, ToolCall
+from kakeya.text.tool_calls import ArgumentsPiece, CallBegin, TextPiece, ToolCallParser, ToolEvent
 
 Event = dict[str, Any]
 
 
+def new_body(plan: Plan, response_id: str, created_at: int, model: str) -> dict[str, Any]:
+    """A response that has just begun: what it was asked, and no answer yet."""
+    request = plan.request
+    conversation = plan.conversation
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": created_at,
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "model": model,
+        "previous_response_id": request.previous_response_id,
+        "conversation": None if conversation is None else {"id": conversation.id},
+        "instructions": plan.instructions,
+        "output": [],
+        "usage": None,
+        **_settings(plan),
+    }
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    """How it was to be answered, the defaults filled in."""
+    request = plan.request
+    sampling = plan.sampling
+    return {
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": request.safety_identifier,
+        "service_tier": "default",
+        "store": request.is_kept,
+        "temperature": sampling.temperature,
+        "text": _text(plan),
+        "tool_choice": _tool_choice(plan),
+        "tools": list(plan.tools),
+        "top_logprobs": sampling.top_logprobs,
+        "top_p": sampling.top_p,
+        "truncation": request.truncation or "auto",
+        "user": request.user,
+    }
+
+
+def _text(plan: Plan) -> dict[str, Any]:
+    text = plan.request.text
+    wanted = {"type": "text"} if text is None else text.format.model_dump(by_alias=True)
+    return {"format": wanted, "verbosity": "medium"}
+
+
+def _tool_choice(plan: Plan) -> Any:
+    wanted = plan.request.tool_choice
+    if wanted is None or isinstance(wanted, str):
+        return wanted or "auto"
+    return wanted.model_dump()
+
+
+def ended(
+    body: dict[str, Any], output: list[Item], usage: Usage, *, is_cut: bool, now: int
+) -> dict[str, Any]:
+    """The response, answered. `is_cut`: the answer reached its bound."""
+    return body | {
+        "status": "incomplete" if is_cut else "completed",
+        "completed_at": None if is_cut else now,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "output": output,
+        "usage": usage.to_responses(),
+    }
+
+
+def failed(body: dict[str, Any], output: list[Item], message: str, status: int) -> dict[str, Any]:
+    """The response, broken off by an error that HTTP would tell as `status`."""
+    code = "rate_limit_exceeded" if status == 429 else "server_error"
+    return body | {"status": "failed", "error": {"code": code, "message": message}, "output": output}
+
+
+class EventWriter:
+    """Writes one stream's events: typed, and numbered from 0."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def write(self, events: Iterable[Event]) -> bytes:
+        """The events as they go over the wire, in one piece."""
+        return b"".join(self._write(event) for event in events)
+
+    def _write(self, event: Event) -> bytes:
+        numbered = {**event, "sequence_number": self._next}
+        self._next += 1
+        # ASCII, because a client may have sent half of a surrogate pair and gets it back.
+        data = json.dumps(numbered, separators=(",", ":"))
+        return f"event: {event['type']}\ndata: {data}\n\n".encode("ascii")
+
+
 class OutputWriter:
-    """Takes an answer piece by piece and gives the events that tell it.
+    """Takes an answer piece by piece, and gives the events that tell it if `tells_events`.
 
     With `reads_calls`, function calls in the text become items of their own. `output` is what there is so
     far, as the API lists it.
     """
 
-    def __init__(self, *, reads_calls: bool, with_logprobs: bool) -> None:
+    def __init__(self, *, reads_calls: bool, with_logprobs: bool, tells_events: bool) -> None:
         self.output: list[Item] = []
         self._parser = ToolCallParser() if reads_calls else None
         self._with_logprobs = with_logprobs
+        self._tells_events = tells_events
+        self._events: list[Event] = []
         self._text = ""
         self._is_cut = False
         self._open: _OpenMessage | _OpenCall | None = None
         # Tokens whose text the parser still holds back; they go with the text that it lets go next.
         self._tokens: list[TextToken] = []
 
-    def feed(self, piece: Piece) -> Iterator[Event]:
+    def feed(self, piece: Piece) -> list[Event]:
         """What this piece adds."""
         self._text += piece.text
         if self._with_logprobs:
             self._tokens += piece.tokens
         if self._parser is not None:
-            for event in self._parser.feed(piece.text):
-                yield from self._told(event)
+            self._read(self._parser.feed(piece.text))
         elif piece.text:
-            yield from self._told(TextPiece(piece.text))
+            self._say(piece.text)
+        return self._take_events()
 
-    def finish(self, *, is_complete: bool) -> Iterator[Event]:
+    def finish(self, *, is_complete: bool) -> list[Event]:
         """What ends the answer. One that was cut short leaves its last item incomplete."""
         self._is_cut = not is_complete
         if self._parser is not None:
-            for event in self._parser.finish():
-                yield from self._told(event)
+            self._read(self._parser.finish())
         if not self.output:
-            yield from self._message_opened()
+            self._message()
         if self._tokens and isinstance(self._open, _OpenMessage):
-            yield from self._say("")
-        yield from self._closed("completed" if is_complete else "incomplete")
+            self._say("")
+        self._close("completed" if is_complete else "incomplete")
+        return self._take_events()
 
     def message(self) -> Message:
         """The answer as the message that a conversation keeps."""
@@ -61,48 +164,60 @@ class OutputWriter:
         called = tuple(ToolCall(item["call_id"], item["name"], item["arguments"]) for item in whole)
         return Message("assistant", "\n".join(said), tool_calls=called)
 
-    def _told(self, event: TextPiece | CallBegin | ArgumentsPiece | CallEnd) -> Iterator[Event]:
-        match event:
-            case TextPiece(text=text):
-                if not isinstance(self._open, _OpenMessage):
-                    yield from self._message_opened()
-                yield from self._say(text)
-            case CallBegin(name=name):
-                yield from self._call_opened(name)
-            case ArgumentsPiece(text=text):
-                yield from self._argued(text)
-            case _:
-                yield from self._closed("completed")
+    def _read(self, events: Sequence[ToolEvent]) -> None:
+        for event in events:
+            match event:
+                case TextPiece(text):
+                    self._say(text)
+                case CallBegin(_, name):
+                    self._begin(_OpenCall(len(self.output), name))
+                case ArgumentsPiece(_, text):
+                    self._argue(text)
+                case _:
+                    self._close("completed")
 
-    def _say(self, text: str) -> Iterator[Event]:
-        message = self._open
-        assert isinstance(message, _OpenMessage), "text belongs to a message"
-        logprobs = [_logprob(token) for token in self._tokens]
+    def _say(self, text: str) -> None:
+        message = self._message()
+        logprobs = [logprob_of(token) for token in self._tokens]
         self._tokens.clear()
-        yield message.say(text, logprobs)
+        message.say(text, logprobs)
+        self._tell(message.said(text, logprobs))
 
-    def _argued(self, text: str) -> Iterator[Event]:
+    def _argue(self, text: str) -> None:
         call = self._open
         assert isinstance(call, _OpenCall), "arguments belong to a call"
         self._tokens.clear()
-        yield call.argue(text)
+        call.argue(text)
+        self._tell(call.argued(text))
 
-    def _message_opened(self) -> Iterator[Event]:
-        yield from self._closed("completed")
-        message = self._open = _OpenMessage(len(self.output))
-        self.output.append(message.item)
-        yield from message.opened()
+    def _message(self) -> "_OpenMessage":
+        """The message that is being said, begun if there is none."""
+        message = self._open
+        if not isinstance(message, _OpenMessage):
+            message = _OpenMessage(len(self.output))
+            self._begin(message)
+        return message
 
-    def _call_opened(self, name: str) -> Iterator[Event]:
-        yield from self._closed("completed")
-        call = self._open = _OpenCall(len(self.output), name)
-        self.output.append(call.item)
-        yield from call.opened()
+    def _begin(self, item: "_OpenMessage | _OpenCall") -> None:
+        self._close("completed")
+        self._open = item
+        self.output.append(item.item)
+        self._tell(item.begun())
 
-    def _closed(self, status: str) -> Iterator[Event]:
+    def _close(self, status: str) -> None:
         if self._open is not None:
-            yield from self._open.closed(status)
+            self._open.close(status)
+            self._tell(self._open.closed())
             self._open = None
+
+    def _tell(self, events: Iterator[Event]) -> None:
+        """These are generators: events that nobody reads are never made."""
+        if self._tells_events:
+            self._events += events
+
+    def _take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
 
 
 class _OpenMessage:
@@ -121,23 +236,27 @@ class _OpenMessage:
         self._said: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
 
-    def opened(self) -> Iterator[Event]:
+    def say(self, text: str, logprobs: Sequence[dict[str, Any]]) -> None:
+        self._said.append(text)
+        self._logprobs += logprobs
+
+    def close(self, status: str) -> None:
+        part = output_text("".join(self._said), self._logprobs)
+        self.item |= {"status": status, "content": [part]}
+
+    def begun(self) -> Iterator[Event]:
         yield _item_event("added", self._index, self.item)
         yield {"type": "response.content_part.added", **self._at, "part": output_text("")}
 
-    def say(self, text: str, logprobs: Sequence[dict[str, Any]]) -> Event:
-        self._said.append(text)
-        self._logprobs += logprobs
-        return {"type": "response.output_text.delta", **self._at, "delta": text, "logprobs": list(logprobs)}
+    def said(self, text: str, logprobs: Sequence[dict[str, Any]]) -> Iterator[Event]:
+        yield {"type": "response.output_text.delta", **self._at, "delta": text, "logprobs": list(logprobs)}
 
-    def closed(self, status: str) -> Iterator[Event]:
-        text = "".join(self._said)
-        part = output_text(text, self._logprobs)
-        self.item |= {"status": status, "content": [part]}
+    def closed(self) -> Iterator[Event]:
+        [part] = self.item["content"]
         yield {
             "type": "response.output_text.done",
             **self._at,
-            "text": text,
+            "text": part["text"],
             "logprobs": self._logprobs,
         }
         yield {"type": "response.content_part.done", **self._at, "part": part}
@@ -160,21 +279,24 @@ class _OpenCall:
         self._index = index
         self._written: list[str] = []
 
-    def opened(self) -> Iterator[Event]:
+    def argue(self, text: str) -> None:
+        self._written.append(text)
+
+    def close(self, status: str) -> None:
+        self.item |= {"status": status, "arguments": "".join(self._written)}
+
+    def begun(self) -> Iterator[Event]:
         yield _item_event("added", self._index, self.item)
 
-    def argue(self, text: str) -> Event:
-        self._written.append(text)
-        return {"type": "response.function_call_arguments.delta", **self._at, "delta": text}
+    def argued(self, text: str) -> Iterator[Event]:
+        yield {"type": "response.function_call_arguments.delta", **self._at, "delta": text}
 
-    def closed(self, status: str) -> Iterator[Event]:
-        arguments = "".join(self._written)
-        self.item |= {"status": status, "arguments": arguments}
+    def closed(self) -> Iterator[Event]:
         yield {
             "type": "response.function_call_arguments.done",
             **self._at,
             "name": self.item["name"],
-            "arguments": arguments,
+            "arguments": self.item["arguments"],
         }
         yield _item_event("done", self._index, self.item)
 
@@ -182,8 +304,3 @@ class _OpenCall:
 def _item_event(what: str, index: int, item: Item) -> Event:
     # A copy: the item goes on, and an event tells one moment.
     return {"type": f"response.output_item.{what}", "output_index": index, "item": dict(item)}
-
-
-def _logprob(token: TextToken) -> dict[str, Any]:
-    top = [{"token": text, "bytes": data, "logprob": logprob} for text, data, logprob in token.top]
-    return {"token": token.text, "bytes": token.bytes, "logprob": token.logprob, "top_logprobs": top}

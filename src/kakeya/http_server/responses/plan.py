@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kakeya.http_server.checks import invalid
+from kakeya.http_server.checks import check_bias, check_model, check_stream_options, invalid
 from kakeya.http_server.errors import ApiError
-from kakeya.http_server.prompting import Message
 from kakeya.http_server.responses.items import calls_in, messages_of
 from kakeya.http_server.responses.schema import (
     AllowedTools,
     FunctionCallOutputItem,
-    FunctionTool,
-    NamedFunction,
     ResponseRequest,
+    ResponsesFunctionTool,
+    ResponsesNamedFunction,
 )
 from kakeya.http_server.responses.store import Conversation, Record
-from kakeya.http_server.tools import ToolChoice, function_tool
+from kakeya.http_server.tools import ToolChoice, any_tools, check_names, function_tool, named_tools
+from kakeya.text.prompting import Message
 from kakeya.types import SamplingParams
 
 if TYPE_CHECKING:  # torch takes a second to import, and the server listens before that
@@ -28,7 +28,7 @@ class Plan:
     """What is to be answered, and how.
 
     `opening` are messages that a conversation began with and no response has yet. `tools` are as the API
-    shows them. `fits_thread`: what the base's session holds can be gone on with.
+    shows them. `fits_session`: what the base's session holds can be gone on with.
     """
 
     request: ResponseRequest
@@ -42,7 +42,7 @@ class Plan:
     sampling: SamplingParams
 
     @property
-    def fits_thread(self) -> bool:
+    def fits_session(self) -> bool:
         base = self.base
         return base is not None and (base.instructions, base.tools) == (self.instructions, self.tools)
 
@@ -57,8 +57,8 @@ class Plan:
         before = self.base.conversation_messages() if self.base is not None else []
         return [*system, *before, *self.added]
 
-    def thread_tools(self) -> list[dict[str, Any]]:
-        """The tools as threads take them."""
+    def session_tools(self) -> list[dict[str, Any]]:
+        """The tools as text sessions take them."""
         return [
             function_tool(tool["name"], tool["description"], tool["parameters"], strict=tool["strict"])
             for tool in self.tools
@@ -70,13 +70,14 @@ def plan(
 ) -> Plan:
     """The request on top of `base`. Raises ApiError, naming the field, for what does not fit together."""
     _check_combination(request)
-    _check_model(request, runtime)
+    check_model(request.model or runtime.describe().model, runtime)
+    check_bias(request.logit_bias, runtime)
     tools = base.tools if request.tools is None and base is not None else _shown(request.tools or ())
     instructions = request.instructions
     if instructions is None and base is not None:
         instructions = base.instructions
     opening = conversation.messages if conversation is not None and base is None else ()
-    choice = _choice(request, [tool["name"] for tool in tools])
+    [sampling] = request.choices(1, logprobs=request.wants_logprobs, top_logprobs=request.top_logprobs or 0)
     return Plan(
         request=request,
         base=base,
@@ -85,10 +86,8 @@ def plan(
         new=messages_of(request.input, _known_calls(request, base, opening)),
         instructions=instructions,
         tools=tools,
-        choice=choice,
-        sampling=request.choices(1, logprobs=request.wants_logprobs, top_logprobs=request.top_logprobs or 0)[
-            0
-        ],
+        choice=_choice(request, [tool["name"] for tool in tools]),
+        sampling=sampling,
     )
 
 
@@ -102,22 +101,7 @@ def _check_combination(request: ResponseRequest) -> None:
         )
     if request.conversation is not None and not request.is_kept:
         raise invalid("store", "store must be true with a conversation, which keeps what is said in it")
-    if request.stream_options is not None and not request.stream:
-        raise invalid("stream_options", "stream_options needs stream to be true")
-
-
-def _check_model(request: ResponseRequest, runtime: "Runtime") -> None:
-    served, vocabulary = runtime.describe().model, runtime.model_config.vocab_size
-    if request.model not in (None, served):
-        raise ApiError(
-            404,
-            f"there is no model {request.model!r} here; this server serves {served!r}",
-            param="model",
-            code="model_not_found",
-        )
-    for token_id in request.logit_bias:
-        if token_id >= vocabulary:
-            raise invalid("logit_bias", f"{token_id} is not a token id; 0 to {vocabulary - 1} are")
+    check_stream_options(request.stream, request.stream_options)
 
 
 def _known_calls(request: ResponseRequest, base: Record | None, opening: Sequence[Message]) -> dict[str, str]:
@@ -128,34 +112,23 @@ def _known_calls(request: ResponseRequest, base: Record | None, opening: Sequenc
     return calls_in([*(base.conversation_messages() if base is not None else ()), *opening])
 
 
-def _shown(tools: Sequence[FunctionTool]) -> tuple[dict[str, Any], ...]:
-    names = [tool.name for tool in tools]
-    if len(set(names)) < len(names):
-        raise invalid("tools", "tools must have different names")
+def _shown(tools: Sequence[ResponsesFunctionTool]) -> tuple[dict[str, Any], ...]:
+    check_names([tool.name for tool in tools])
     return tuple(tool.model_dump() for tool in tools)
 
 
 def _choice(request: ResponseRequest, names: Sequence[str]) -> ToolChoice:
     """What the model may do with the tools."""
-    wanted = request.tool_choice
+    wanted, parallel = request.tool_choice, request.parallel_tool_calls is not False
     if wanted == "none" or (not names and wanted in (None, "auto")):
         return ToolChoice()
-    if request.text is not None and request.text.format.type != "text":
+    if request.json_format is not None:
         raise invalid(
             "text.format", "a JSON format cannot be combined with tools, unless tool_choice is none"
         )
-    parallel = request.parallel_tool_calls is not False
-    if isinstance(wanted, NamedFunction):
-        return ToolChoice(_among(names, [wanted]), required=True, parallel=False)
+    if isinstance(wanted, ResponsesNamedFunction):
+        return named_tools(names, [wanted.name], required=True, parallel=False)
     if isinstance(wanted, AllowedTools):
-        return ToolChoice(_among(names, wanted.tools), required=wanted.mode == "required", parallel=parallel)
-    if not names:
-        raise invalid("tool_choice", "tool_choice is required, but there are no tools")
-    return ToolChoice(tuple(names), required=wanted == "required", parallel=parallel)
-
-
-def _among(names: Sequence[str], wanted: Sequence[NamedFunction]) -> tuple[str, ...]:
-    for function in wanted:
-        if function.name not in names:
-            raise invalid("tool_choice", f"tool_choice names {function.name!r}, which is none of the tools")
-    return tuple(function.name for function in wanted)
+        allowed = [function.name for function in wanted.tools]
+        return named_tools(names, allowed, required=wanted.mode == "required", parallel=parallel)
+    return any_tools(names, wanted, parallel=parallel)

@@ -1,7 +1,8 @@
 """The Responses API: the session API over HTTP.
 
 A response that names the one before it goes on in the same session, so that only the new input is computed,
-however long the conversation is. Any stored response can be gone on from, any number of times.
+however long the conversation is. Any stored response can be gone on from, any number of times. Conversations
+are named places that move on with every response that is made in them.
 """
 
 from typing import Annotated, Any, Literal
@@ -10,16 +11,23 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from kakeya.http_server.disconnect import EventStreamResponse, until_disconnect
 from kakeya.http_server.errors import AsciiJsonResponse
 from kakeya.http_server.responses.items import page
 from kakeya.http_server.responses.run import Run
-from kakeya.http_server.responses.schema import ResponseRequest
-from kakeya.http_server.responses.service import ResponsesService
+from kakeya.http_server.responses.schema import (
+    ConversationChange,
+    ConversationFork,
+    NewConversation,
+    ResponseRequest,
+)
+from kakeya.http_server.responses.service import Responses
+from kakeya.http_server.responses.store import Conversation
 from kakeya.http_server.security import owner_of
 from kakeya.http_server.state import HttpState, state_of
+from kakeya.http_server.streaming import respond
 
 router = APIRouter(tags=["responses"], default_response_class=AsciiJsonResponse)
+conversations = APIRouter(tags=["conversations"], default_response_class=AsciiJsonResponse)
 
 Owner = Annotated[str, Depends(owner_of)]
 Include = list[Literal["message.output_text.logprobs"]]
@@ -53,14 +61,12 @@ class Retrieval(BaseModel):
 Items = Annotated[ItemPaging, Query()]
 
 
-async def service_of(state: Annotated[HttpState, Depends(state_of)]) -> ResponsesService:
+async def service_of(state: Annotated[HttpState, Depends(state_of)]) -> Responses:
     """The service of the server that got this request. Raises Unavailable while there is none."""
-    state.loaded_runtime()
-    assert state.responses is not None, "who has a runtime has its services"
-    return state.responses
+    return state.require_loaded().responses
 
 
-Service = Annotated[ResponsesService, Depends(service_of)]
+Service = Annotated[Responses, Depends(service_of)]
 
 
 @router.post(
@@ -71,28 +77,8 @@ Service = Annotated[ResponsesService, Depends(service_of)]
 async def create_response(
     request: Request, body: ResponseRequest, owner: Owner, service: Service
 ) -> Response:
-    run = service.begin(owner, body)
-    if body.stream:
-        return await _streamed(request, run)
-    try:
-        return AsciiJsonResponse(await until_disconnect(request, _whole(run)))
-    finally:
-        await run.aclose()
-
-
-async def _whole(run: Run) -> dict[str, Any]:
-    await run.prepare()
-    return await run.whole()
-
-
-async def _streamed(request: Request, run: Run) -> Response:
-    """The events. What is wrong before the first of them is told by the status instead."""
-    try:
-        await until_disconnect(request, run.prepare())
-    except BaseException:
-        await run.aclose()
-        raise
-    return EventStreamResponse(run.stream(), release=run.aclose)
+    run = Run(service, owner, service.plan(owner, body))
+    return await respond(request, run.open, stream=bool(body.stream), response_class=AsciiJsonResponse)
 
 
 @router.get("/v1/responses/{response_id}", summary="Look up a response")
@@ -115,3 +101,79 @@ async def list_input_items(response_id: str, owner: Owner, service: Service, wan
     """The items that came with the request, not those of the responses before it."""
     items = service.response(owner, response_id).input_items
     return AsciiJsonResponse(page(items, after=wanted.after, limit=wanted.limit, order=wanted.order))
+
+
+@conversations.post("/v1/conversations", summary="Begin a conversation")
+async def create_conversation(
+    owner: Owner, service: Service, body: NewConversation | None = None
+) -> Response:
+    """It takes no session before its first response."""
+    wanted = body or NewConversation()
+    conversation = service.new_conversation(owner, wanted.items or (), wanted.metadata or {})
+    return AsciiJsonResponse(_shown(conversation))
+
+
+@conversations.get("/v1/conversations", summary="List your conversations, newest first")
+async def list_conversations(owner: Owner, service: Service, wanted: Annotated[Paging, Query()]) -> Response:
+    """An extension: the original has no such list."""
+    shown = [_shown(conversation) for conversation in service.conversations(owner)]
+    return AsciiJsonResponse(page(shown, after=wanted.after, limit=wanted.limit, order="asc"))
+
+
+@conversations.get("/v1/conversations/{conversation_id}", summary="Look up a conversation")
+async def retrieve_conversation(conversation_id: str, owner: Owner, service: Service) -> Response:
+    return AsciiJsonResponse(_shown(service.conversation(owner, conversation_id)))
+
+
+@conversations.post("/v1/conversations/{conversation_id}", summary="Change a conversation's metadata")
+async def update_conversation(
+    conversation_id: str, body: ConversationChange, owner: Owner, service: Service
+) -> Response:
+    conversation = service.conversation(owner, conversation_id)
+    conversation.metadata = body.metadata or {}
+    return AsciiJsonResponse(_shown(conversation))
+
+
+@conversations.delete(
+    "/v1/conversations/{conversation_id}", summary="Forget a conversation and free its sessions"
+)
+async def delete_conversation(conversation_id: str, owner: Owner, service: Service) -> Response:
+    """The responses made in it are forgotten too, unless another conversation was forked from them."""
+    await service.delete_conversation(service.conversation(owner, conversation_id))
+    return AsciiJsonResponse({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+
+@conversations.get("/v1/conversations/{conversation_id}/items", summary="List what was said")
+async def list_conversation_items(
+    conversation_id: str, owner: Owner, service: Service, wanted: Items
+) -> Response:
+    items = service.conversation(owner, conversation_id).all_items()
+    return AsciiJsonResponse(page(items, after=wanted.after, limit=wanted.limit, order=wanted.order))
+
+
+@conversations.post("/v1/conversations/{conversation_id}/fork", summary="Branch a conversation")
+async def fork_conversation(
+    conversation_id: str, owner: Owner, service: Service, body: ConversationFork | None = None
+) -> Response:
+    """An extension. The new conversation goes on from the same history, at its end or after an earlier
+    response; it takes no session before its first response."""
+    wanted = body or ConversationFork()
+    forked = service.fork(service.conversation(owner, conversation_id), wanted.response_id, wanted.metadata)
+    return AsciiJsonResponse(_shown(forked))
+
+
+def _shown(conversation: Conversation) -> dict[str, Any]:
+    """A conversation; what follows its metadata are extensions of ours."""
+    head = conversation.head
+    session = None if head is None else head.session
+    return {
+        "id": conversation.id,
+        "object": "conversation",
+        "created_at": conversation.created_at,
+        "metadata": conversation.metadata,
+        "title": conversation.title,
+        "message_count": conversation.item_count,
+        "session_id": None if session is None else session.session_id,
+        "last_response_id": None if head is None else head.id,
+        "is_answering": conversation.is_busy,
+    }

@@ -12,10 +12,11 @@ from kakeya.http_server.schema import (
     MaxTokens,
     Metadata,
     Name,
-    Refused,
     SamplingFields,
     Strict,
+    refuses,
 )
+from kakeya.http_server.tools import JsonFormat
 
 _MOST_ITEMS = 20
 
@@ -112,7 +113,7 @@ InputItems = Annotated[
 ]
 
 
-class FunctionTool(Strict):
+class ResponsesFunctionTool(Strict, title="FunctionTool"):
     """A function that the model may call. Its arguments always fit the schema, strict or not."""
 
     type: Literal["function"]
@@ -122,10 +123,10 @@ class FunctionTool(Strict):
     strict: bool | None = None
 
 
-Tool = Annotated[FunctionTool, BeforeValidator(_of_type("tools", "function"))]
+Tool = Annotated[ResponsesFunctionTool, BeforeValidator(_of_type("tools", "function"))]
 
 
-class NamedFunction(Strict):
+class ResponsesNamedFunction(Strict, title="NamedFunction"):
     """One function, by name."""
 
     type: Literal["function"]
@@ -137,13 +138,13 @@ class AllowedTools(Strict):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[Annotated[NamedFunction, BeforeValidator(_of_type("tools", "function"))]] = Field(
+    tools: list[Annotated[ResponsesNamedFunction, BeforeValidator(_of_type("tools", "function"))]] = Field(
         min_length=1
     )
 
 
-ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedFunction | AllowedTools,
+ChosenTool = Annotated[
+    Literal["none", "auto", "required"] | ResponsesNamedFunction | AllowedTools,
     BeforeValidator(_of_type("tool choices", "function", "allowed_tools")),
 ]
 
@@ -184,7 +185,7 @@ class TextOptions(Strict):
     verbosity: Literal["medium"] | None = None
 
 
-class StreamOptions(Strict):
+class ResponsesStreamOptions(Strict, title="StreamOptions"):
     """Nothing is obfuscated here, so that can only be declined."""
 
     include_obfuscation: Literal[False] | None = None
@@ -205,6 +206,10 @@ def _not_in_background(background: bool | None) -> None:
         raise ValueError("background is not supported by this server; leave it out")
 
 
+@refuses(
+    "context_management max_tool_calls moderation prompt "
+    "prompt_cache_options prompt_cache_retention reasoning"
+)
 class ResponseRequest(SamplingFields):
     """The body of POST /v1/responses."""
 
@@ -217,7 +222,7 @@ class ResponseRequest(SamplingFields):
         BeforeValidator(_as_conversation, json_schema_input_type=str | ConversationName | None),
     ] = None
     tools: list[Tool] | None = Field(default=None, max_length=MOST_TOOLS)
-    tool_choice: ToolChoice | None = None
+    tool_choice: ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     max_output_tokens: MaxTokens = None
@@ -226,24 +231,25 @@ class ResponseRequest(SamplingFields):
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     metadata: Metadata = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default"] | None = None
     background: Annotated[bool | None, AfterValidator(_not_in_background)] = None
-    context_management: Refused = None
-    max_tool_calls: Refused = None
-    moderation: Refused = None
-    prompt: Refused = None
-    prompt_cache_options: Refused = None
-    prompt_cache_retention: Refused = None
-    reasoning: Refused = None
 
     @property
     def wants_logprobs(self) -> bool:
         return bool(self.include) or bool(self.top_logprobs)
+
+    @property
+    def json_format(self) -> JsonFormat | None:
+        """What JSON the answer must be; None for text."""
+        wanted = None if self.text is None else self.text.format
+        if wanted is None or isinstance(wanted, PlainText):
+            return None
+        return JsonFormat("text.format", wanted.schema_ if isinstance(wanted, JsonSchema) else None)
 
     @property
     def is_kept(self) -> bool:

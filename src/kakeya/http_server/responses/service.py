@@ -3,52 +3,49 @@
 import time
 from collections.abc import Sequence
 
-from kakeya.errors import SessionBusy
 from kakeya.http_server.errors import ApiError
 from kakeya.http_server.responses.branches import Branches
 from kakeya.http_server.responses.items import listed, messages_of, new_id
-from kakeya.http_server.responses.plan import plan
-from kakeya.http_server.responses.run import Run
+from kakeya.http_server.responses.plan import Plan, plan
 from kakeya.http_server.responses.schema import InputItem, ResponseRequest
 from kakeya.http_server.responses.store import Conversation, Record, ResponseStore
-from kakeya.http_server.state import HttpState
+from kakeya.http_server.text_sessions import TextSessions
 
 
-class ResponsesService:
-    """Makes, keeps and forgets responses, per owner. Used from one event loop; the runtime must be loaded."""
+class Responses:
+    """Keeps and forgets responses and conversations, per owner. Used from one event loop."""
 
-    def __init__(self, state: HttpState) -> None:
-        self._state = state
-        runtime = state.loaded_runtime()
-        self._store = ResponseStore(
-            state.config.stored_responses, runtime.settings.session_idle_ttl_s, self._forget
-        )
-        self._branches = Branches(runtime, state.threads, self._store)
+    def __init__(self, sessions: TextSessions) -> None:
+        self.sessions = sessions
+        most, ttl = sessions.state.config.stored_responses, sessions.runtime.settings.session_idle_ttl_s
+        self.store = ResponseStore(most, ttl, lambda record: self.branches.forget(record))
+        self.branches = Branches(sessions, self.store)
 
-    def begin(self, owner: str, request: ResponseRequest) -> Run:
-        """A response to make. Nothing is done yet, but its conversation is claimed until it is closed.
+    def plan(self, owner: str, request: ResponseRequest) -> Plan:
+        """What is to be answered. What it continues counts as used.
 
         Raises ApiError for what is unknown or does not fit together, SessionBusy for a conversation that is
-        being answered.
+        being answered, Unavailable when the server takes no new work.
         """
-        runtime = self._state.ready_runtime()
+        runtime = self.sessions.runtime
+        self.sessions.state.check_takes_work(runtime)
         conversation = None
         base = None
         if request.conversation is not None:
             conversation = self.conversation(owner, request.conversation.id, param="conversation")
-            _check_rests(conversation)
+            conversation.check_rests()
             base = conversation.head
         elif request.previous_response_id is not None:
             base = self.response(owner, request.previous_response_id, param="previous_response_id")
         planned = plan(request, base, conversation, runtime)
         for used in (base, conversation):
             if used is not None:
-                self._store.use(used)
-        return Run(self._state, self._store, self._branches, owner, planned)
+                self.store.use(used)
+        return planned
 
     def response(self, owner: str, response_id: str, *, param: str = "response_id") -> Record:
         """A stored response. Raises ApiError when it is unknown, forgotten or somebody else's."""
-        record = self._store.record(owner, response_id)
+        record = self.store.record(owner, response_id)
         if record is None:
             code = "previous_response_not_found" if param == "previous_response_id" else "response_not_found"
             raise ApiError(404, f"there is no response {response_id!r}", param=param, code=code)
@@ -56,14 +53,14 @@ class ResponsesService:
 
     async def delete_response(self, owner: str, response_id: str) -> None:
         """Forget a response and free its session, unless a conversation stands there."""
-        self._store.remove(self.response(owner, response_id))
-        await self._branches.settle()
+        self.store.remove(self.response(owner, response_id))
+        await self.sessions.settle()
 
     def conversation(
         self, owner: str, conversation_id: str, *, param: str = "conversation_id"
     ) -> Conversation:
         """A conversation. Raises ApiError when it is unknown, forgotten or somebody else's."""
-        found = self._store.conversation(owner, conversation_id)
+        found = self.store.conversation(owner, conversation_id)
         if found is None:
             raise ApiError(
                 404,
@@ -75,7 +72,7 @@ class ResponsesService:
 
     def conversations(self, owner: str) -> list[Conversation]:
         """The owner's, newest first."""
-        return self._store.conversations(owner)
+        return self.store.conversations(owner)
 
     def new_conversation(
         self, owner: str, items: Sequence[InputItem], metadata: dict[str, str]
@@ -84,13 +81,13 @@ class ResponsesService:
         conversation = Conversation(
             id=new_id("conv"),
             owner=owner,
-            tree=self._store.new_tree(),
+            tree=self.store.new_tree(),
             created_at=int(time.time()),
             metadata=metadata,
             items=listed(items),
             messages=messages_of(items, param="items"),
         )
-        self._store.add_conversation(conversation)
+        self.store.add_conversation(conversation)
         return conversation
 
     def fork(
@@ -121,20 +118,12 @@ class ResponsesService:
             messages=conversation.messages,
         )
         forked.move_to(at)
-        self._store.add_conversation(forked)
-        self._store.use(forked)
+        self.store.add_conversation(forked)
+        self.store.use(forked)
         return forked
 
     async def delete_conversation(self, conversation: Conversation) -> None:
         """Forget a conversation, the responses made in it, and their sessions. Raises SessionBusy."""
-        _check_rests(conversation)
-        self._store.remove_conversation(conversation)
-        await self._branches.settle()
-
-    def _forget(self, record: Record) -> None:
-        self._branches.forget(record)
-
-
-def _check_rests(conversation: Conversation) -> None:
-    if conversation.is_busy:
-        raise SessionBusy(f"conversation {conversation.id!r} is being answered; wait until it has been")
+        conversation.check_rests()
+        self.store.remove_conversation(conversation)
+        await self.sessions.settle()

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from kakeya.http_server.prompting import Message
+from kakeya.errors import SessionBusy
 from kakeya.http_server.responses.items import Item
-from kakeya.http_server.threads import Thread
+from kakeya.http_server.text_sessions import TextSession
+from kakeya.text.prompting import Message
 
 _TITLE_LENGTH = 60
 # What a log-probability takes in memory, about.
@@ -29,10 +30,10 @@ class Tree:
 
 @dataclass(eq=False)
 class Record:
-    """One response: what was said, and the thread in which it can be continued.
+    """One response: what was said, and the session in which it can be continued.
 
-    `thread` is None when its session was given up; the messages are enough to build it anew. `claims` counts
-    the conversations that stand here. Who changes `thread` across a wait holds `lock`; `is_gone` tells
+    `session` is None when its session was given up; the messages are enough to build it anew. `claims` counts
+    the conversations that stand here. Who changes `session` across a wait holds `lock`; `is_gone` tells
     whoever does that it was forgotten meanwhile. `item_count` is of all items up to here.
     """
 
@@ -46,7 +47,7 @@ class Record:
     messages: tuple[Message, ...]
     input_items: list[Item]
     body: dict[str, Any]
-    thread: Thread | None
+    session: TextSession | None
     item_count: int
     children: int = 0
     newest_child: str = ""
@@ -64,12 +65,12 @@ class Record:
     def is_left_behind(self) -> bool:
         """It was continued, or a newer attempt took its place: its session only makes coming back quick."""
         is_replaced = self.parent is not None and self.parent.newest_child != self.id
-        return self.thread is not None and self.claims == 0 and (self.children > 0 or is_replaced)
+        return self.session is not None and self.claims == 0 and (self.children > 0 or is_replaced)
 
     @property
     def is_lone(self) -> bool:
         """A first response that nobody has continued, and perhaps nobody will: few clients say so."""
-        return self.thread is not None and self.claims == 0 and self.children == 0 and self.parent is None
+        return self.session is not None and self.claims == 0 and self.children == 0 and self.parent is None
 
     @property
     def is_cache(self) -> bool:
@@ -128,6 +129,11 @@ class Conversation:
     head: Record | None = None
     is_busy: bool = False
     _title: str = ""
+
+    def check_rests(self) -> None:
+        """Raises SessionBusy while it is being answered."""
+        if self.is_busy:
+            raise SessionBusy(f"conversation {self.id!r} is being answered; wait until it has been")
 
     def move_to(self, record: Record | None) -> None:
         """Stand at `record` from now on."""
@@ -211,7 +217,9 @@ class ResponseStore:
     def live(self, owner: str | None = None) -> list[Record]:
         """An owner's, or everybody's, that have a session, least recently used first."""
         shelves = self._shelves.values() if owner is None else (self._shelf(owner),)
-        live = [record for shelf in shelves for record in shelf.records.values() if record.thread is not None]
+        live = [
+            record for shelf in shelves for record in shelf.records.values() if record.session is not None
+        ]
         return sorted(live, key=lambda record: record.last_used)
 
     def add(self, record: Record) -> None:
@@ -278,7 +286,7 @@ class ResponseStore:
     def _is_live_head(self, record: Record) -> bool:
         """Whether it can be gone on with at once, and must be. By now its session may have expired."""
         is_fresh = self._clock() - record.last_used < self._ttl
-        return record.is_head and record.thread is not None and is_fresh
+        return record.is_head and record.session is not None and is_fresh
 
     def _shelf(self, owner: str) -> _Shelf:
         return self._shelves.setdefault(owner, _Shelf())
@@ -320,4 +328,4 @@ class ResponseStore:
 
 def _can_go(conversation: Conversation) -> bool:
     head = conversation.head
-    return not conversation.is_busy and (head is None or head.thread is None)
+    return not conversation.is_busy and (head is None or head.session is None)

@@ -1,0 +1,175 @@
+"""Opens the backend that a configuration asks for: weights, pool, and the name of what computes."""
+
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+
+from kakeya import kernels as native
+from kakeya.config import EngineConfig
+from kakeya.engine.backend import Backend
+from kakeya.engine.cpu.backend import CpuBackend
+from kakeya.engine.cuda.backend import CudaBackend
+from kakeya.engine.cuda.memory import device_memory, weight_elements
+from kakeya.engine.cuda.weights import load_weights
+from kakeya.engine.device import CPU, free_memory
+from kakeya.engine.slab import SlabPool, slab_geometry
+from kakeya.errors import ConfigError
+from kakeya.kernels.gpu import GpuKernels, load_gpu_kernels
+from kakeya.kernels.gpu.torch_kernels import TorchKernels
+from kakeya.models.checkpoint import Checkpoint
+from kakeya.models.config import ModelConfig
+from kakeya.models.fitting import BYTES_PER_PARAMETER, PACKED_OVER_FILE
+from kakeya.models.float_types import FLOAT_TYPES
+from kakeya.models.loader import load_decoder
+from kakeya.types import BackendChoice, WeightFormat
+
+log = logging.getLogger(__name__)
+
+CUDA = torch.device("cuda", 0)
+
+_NOTHING_LEFT = 32 * 2**20  # bytes: the plan leaves hundreds of millions, for libraries and graphs
+
+
+@dataclass(frozen=True)
+class OpenedBackend:
+    """A backend ready to run, and what there is to say about it."""
+
+    backend: Backend
+    parameters: int
+    weights: str
+    kernels: str
+
+
+def chosen_backend(config: EngineConfig) -> EngineConfig:
+    """The same with its backend decided, and what depends on it. Raises ConfigError for an absent one."""
+    has_cuda = torch.cuda.is_available()
+    if config.backend is BackendChoice.AUTO:
+        return replace(config, backend=BackendChoice.CUDA if has_cuda else BackendChoice.CPU)
+    if config.backend is BackendChoice.CUDA and not has_cuda:
+        raise ConfigError(
+            f"there is no CUDA device that torch {torch.__version__} can use; choose --backend cpu"
+        )
+    return config
+
+
+def room_for_sessions(checkpoint: Checkpoint, config: EngineConfig, most: int) -> int:
+    """Bytes that a pool of up to `most` slabs may take beside the model, for a decided backend.
+
+    Raises ConfigError when none are left.
+    """
+    model = checkpoint.config
+    if config.backend is not BackendChoice.CUDA:
+        return _room_beside_weights(checkpoint, config)
+    free = _free_on_device()
+
+    def room(sessions: int) -> int:
+        return device_memory(model, replace(config, capacity=sessions)).room(free)
+
+    # Buffers grow with the sessions: they are made for no more than there would be room for without them.
+    fitting = room(1) // slab_geometry(model, config).slab_bytes
+    return room(max(1, min(most, fitting)))
+
+
+def _room_beside_weights(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    weights, free = held_bytes(checkpoint, config), free_memory(CPU)
+    if weights >= free:
+        raise ConfigError(
+            f"the weights take {weights:,} bytes, and {free:,} are free: no room is left for sessions"
+        )
+    return free - weights
+
+
+def held_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    """Main memory that the weights will take, about: a quantized file's own size, or that of every number."""
+    if checkpoint.files and config.weights in (WeightFormat.AUTO, WeightFormat.NATIVE):
+        return int(sum(file.stat().st_size for file in checkpoint.files) * PACKED_OVER_FILE)
+    bytes_each = BYTES_PER_PARAMETER.get(config.weights, FLOAT_TYPES[config.dtype].itemsize)
+    return int(weight_elements(checkpoint.config) * bytes_each)
+
+
+def _free_on_device() -> int:
+    try:
+        return free_memory(CUDA)
+    except RuntimeError as error:  # such as a device so full that it cannot even be asked
+        raise ConfigError(
+            f"the CUDA device cannot be used; nvidia-smi shows who else uses it: {error}"
+        ) from error
+
+
+def open_backend(checkpoint: Checkpoint, config: EngineConfig, observed_layers: int = 0) -> OpenedBackend:
+    """Load `checkpoint` onto the backend that was decided.
+
+    `observed_layers`: how many layers' outputs a proposer is shown, which take memory on a device.
+
+    Raises CorruptCheckpoint, and ConfigError for what the backend cannot do or has no memory for.
+    """
+    torch.set_num_threads(config.threads)
+    if config.backend is not BackendChoice.CUDA:
+        return _open_cpu(checkpoint, config)
+    try:
+        return open_device(checkpoint, config, CUDA, observed_layers)
+    except RuntimeError as error:
+        if not _ran_out_of_memory(error):
+            raise
+        memory = device_memory(checkpoint.config, config, observed_layers)
+        raise ConfigError(
+            f"the device ran out of memory while the model was loaded, though the arithmetic left room: "
+            f"{config.capacity:,} slabs beside {memory}; lower --memory-budget or --capacity: {error}"
+        ) from error
+
+
+def _ran_out_of_memory(error: BaseException) -> bool:
+    # Torch's own allocator, the driver that keeps graphs, and Triton all have these words.
+    if "out of memory" in str(error):
+        return True
+    try:  # A library says that something failed, no more.
+        return free_memory(CUDA) < _NOTHING_LEFT
+    except RuntimeError:  # a device that cannot even be asked has failed otherwise
+        return False
+
+
+def _open_cpu(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:
+    kernels = native.load(config.kernels)
+    if kernels is not None:
+        kernels.set_threads(config.threads)
+    decoder = load_decoder(
+        checkpoint, dtype=config.dtype, weights=config.weights, numerics=config.numerics, kernels=kernels
+    )
+    described = decoder.describe_weights()
+    pool = SlabPool(slab_geometry(checkpoint.config, config), config.capacity)
+    backend = CpuBackend(decoder, pool, config.numerics, kernels, _fingerprint(checkpoint, described))
+    name = f"native ({kernels.isa})" if kernels is not None else "torch"
+    return OpenedBackend(backend, decoder.num_parameters, described, name)
+
+
+def open_device(
+    checkpoint: Checkpoint, config: EngineConfig, device: torch.device, observed_layers: int = 0
+) -> OpenedBackend:
+    """The CUDA backend on `device`, which may be a CPU: nothing else differs."""
+    geometry = slab_geometry(checkpoint.config, config)
+    memory = device_memory(checkpoint.config, config, observed_layers)
+    memory.check(config.capacity, geometry.slab_bytes, free_memory(device))
+    kernels = _device_kernels(checkpoint.config, config, device)
+    weights = load_weights(checkpoint, dtype=config.dtype, weights=config.weights, device=device)
+    pool = SlabPool(geometry, config.capacity, device)
+    fingerprint = _fingerprint(checkpoint, weights.description)
+    backend = CudaBackend(weights, pool, config.numerics, kernels, fingerprint, config, device)
+    backend.capture()
+    name = f"{kernels.name} ({torch.cuda.get_device_name(device) if device.type == 'cuda' else device})"
+    return OpenedBackend(backend, weights.num_parameters, weights.description, name)
+
+
+def _device_kernels(model: ModelConfig, config: EngineConfig, device: torch.device) -> GpuKernels:
+    kernels = load_gpu_kernels(device, config.kernels)
+    if kernels.supports_head_dim(model.head_dim):
+        return kernels
+    log.warning(
+        "the %s kernels do not take heads of %d; torch computes instead, slowly", kernels.name, model.head_dim
+    )
+    return TorchKernels()
+
+
+def _fingerprint(checkpoint: Checkpoint, weights: str) -> str:
+    """Slabs of the same model and numbers may move between backends."""
+    return f"{checkpoint.fingerprint}/{weights}"

@@ -1,0 +1,118 @@
+"""The CPU backend: the decoder in this process's memory. A step is over when its launch returns."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from kakeya.engine.backend import LaunchedStep, Reduction, StepResult
+from kakeya.engine.batch import Segment
+from kakeya.engine.cpu.attention import AttentionStep, NativeAttention, TorchAttention
+from kakeya.engine.cpu.sampler import native_sampler
+from kakeya.engine.sampler import Sampler, SampleRequest, sample
+from kakeya.engine.slab import SlabPool
+from kakeya.errors import InvariantViolation
+from kakeya.kernels import Kernels
+from kakeya.models.decoder import Decoder
+from kakeya.types import Numerics
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step computed, before anything is chosen."""
+
+    logits: Tensor
+    """[asked rows, vocab] float32, in segment order."""
+    hidden: Mapping[int, Tensor]
+
+
+class CpuBackend:
+    """The decoder in this process's memory, with native kernels where they were built."""
+
+    def __init__(
+        self, decoder: Decoder, pool: SlabPool, numerics: Numerics, kernels: Kernels | None, fingerprint: str
+    ) -> None:
+        self._decoder = decoder
+        self._pool = pool
+        self._fingerprint = fingerprint
+        self._sample: Sampler = sample if kernels is None else native_sampler(kernels)
+        model = decoder.config
+        sizes = {model.heads_of(layer).head_dim for layer in range(model.num_layers)}
+        self._attention: Callable[[Sequence[Segment]], AttentionStep]
+        if kernels is not None and all(map(kernels.supports_head_dim, sizes)):
+            self._attention = partial(NativeAttention, kernels, model, pool)
+        else:
+            self._attention = partial(TorchAttention, model, pool, numerics)
+
+    @property
+    def pool(self) -> SlabPool:
+        return self._pool
+
+    @property
+    def vocab_size(self) -> int:
+        return self._decoder.config.vocab_size
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @property
+    def runs_ahead(self) -> bool:
+        return False
+
+    def is_lost(self) -> bool:
+        return False
+
+    def launch(
+        self,
+        segments: Sequence[Segment],
+        requests: Sequence[SampleRequest],
+        hidden_layers: Sequence[int] = (),
+    ) -> LaunchedStep:
+        output = self.run(segments, hidden_layers)
+        return StepResult(self._sample(output.logits, requests), output.hidden)
+
+    def follow(self, step: LaunchedStep) -> LaunchedStep:
+        raise AssertionError("this backend does not run ahead")
+
+    def score(self, segment: Segment, reduce: Reduction[T]) -> list[T]:
+        return [reduce(segment.start, self.run([segment]).logits)]
+
+    def run(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> StepOutput:
+        """The logits of the asked-for rows, and the hidden states."""
+        step = self._attention(segments)
+        taps: dict[int, Tensor] = {}
+
+        def keep(layer: int, output: Tensor) -> None:
+            if layer in hidden_layers:
+                taps[layer] = output.clone()
+
+        token_ids = torch.tensor([token for s in segments for token in s.tokens], dtype=torch.int64)
+        fused = None if hidden_layers or self._decoder.fused is None else step.context()
+        if fused is not None:
+            hidden = self._decoder.forward_fused(token_ids, fused)
+        else:
+            hidden = self._decoder.forward(token_ids, step.attend, keep if hidden_layers else None)
+        if step.layers_written != self._decoder.config.num_layers:
+            raise InvariantViolation(
+                "INV-1", f"{step.layers_written} of {self._decoder.config.num_layers} layers were written"
+            )
+        rows = _logit_rows(segments)
+        asked = hidden if len(rows) == len(token_ids) else hidden[rows]
+        logits = self._decoder.logits(asked) if rows else torch.empty((0, self.vocab_size))
+        return StepOutput(logits, taps)
+
+
+def _logit_rows(segments: Sequence[Segment]) -> list[int]:
+    """The batch's rows whose logits are wanted: the last `logit_rows` of each segment."""
+    rows: list[int] = []
+    end = 0
+    for segment in segments:
+        end += segment.rows
+        rows.extend(range(end - segment.logit_rows, end))
+    return rows

@@ -1,0 +1,77 @@
+"""Loads a model: from a name, a path or an opened checkpoint to what a runtime runs on."""
+
+import ctypes
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kakeya.config import EngineConfig
+from kakeya.engine.backend import Backend
+from kakeya.engine.backends import OpenedBackend, chosen_backend, open_backend
+from kakeya.models.catalogue import resolve
+from kakeya.models.checkpoint import Checkpoint, open_checkpoint
+from kakeya.models.config import ModelConfig
+from kakeya.text import Tokenizer
+from kakeya.types import RuntimeFacts
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run, its tokenizer, and what there is to say about them."""
+
+    backend: Backend
+    tokenizer: Tokenizer
+    model_config: ModelConfig
+    config: EngineConfig
+    """With its backend decided, and what depends on it."""
+    facts: RuntimeFacts
+
+
+def load_model(
+    model: str | Checkpoint,
+    config: EngineConfig,
+    name: str = "",
+    tokenizer: Tokenizer | None = None,
+    observed_layers: int = 0,
+) -> LoadedModel:
+    """Load a catalogue name, a path or a hub id, fetching it first if need be, or a checkpoint that is open.
+
+    A checkpoint goes by `name`, and has its own `tokenizer` unless another is given. A proposer is shown the
+    outputs of `observed_layers` layers. Raises ModelError, and ConfigError for what does not fit in memory.
+    """
+    if isinstance(model, str):
+        name, model = name or model, open_checkpoint(resolve(model, config=config))
+    tokenizer = tokenizer or Tokenizer(model.tokenizer_files())
+    config = chosen_backend(config)
+    opened = open_backend(model, config, observed_layers)
+    model_config, facts = model.config, _facts(opened, model, config, name)
+    del model  # with its vocabulary as Python's strings, unless the caller keeps it
+    give_back_memory()
+    return LoadedModel(opened.backend, tokenizer, model_config, config, facts)
+
+
+def give_back_memory() -> None:
+    """Return to the system what loading has freed: glibc keeps hundreds of megabytes of it otherwise."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _facts(opened: OpenedBackend, checkpoint: Checkpoint, config: EngineConfig, name: str) -> RuntimeFacts:
+    pool = opened.backend.pool
+    return RuntimeFacts(
+        model=name,
+        path=str(checkpoint.path),
+        family=checkpoint.config.family,
+        parameters=opened.parameters,
+        weights=opened.weights,
+        dtype=config.dtype.value,
+        numerics=config.numerics.value,
+        kernels=opened.kernels,
+        threads=config.threads,
+        sink=config.cache.sink,
+        window=config.cache.window,
+        capacity=config.capacity,
+        bytes_per_token=pool.geometry.bytes_per_token,
+        session_bytes=pool.geometry.slab_bytes,
+        pool_bytes=pool.storage.nbytes,
+        backend=config.backend.value,
+    )

@@ -1,0 +1,41 @@
+"""What the engine tells about its work: one call per event, on the engine thread (`admission`: on any)."""
+
+
+class EngineObserver:
+    """Hears every event that a metric counts. By itself it does nothing.
+
+    An observer must return quickly and never raise.
+    """
+
+    def request_queued(self) -> None:
+        """A generate was accepted; none of it has been computed."""
+
+    def request_started(self, queue_seconds: float, cached_tokens: int) -> None:
+        """Its first step was planned; `cached_tokens` of its history were computed before."""
+
+    def prompt_computed(self, tokens: int) -> None:
+        """A prompt block was computed."""
+
+    def first_token(self, seconds: float) -> None:
+        """The first token of a request, this long after it was queued."""
+
+    def next_token(self, seconds: float) -> None:
+        """Each further token, this long after the one before it."""
+
+    def drafts(self, proposed: int, accepted: int) -> None:
+        """The verifier judged a block of guesses."""
+
+    def tokens_evicted(self, tokens: int) -> None:
+        """Committed tokens left a session's window."""
+
+    def request_ended(self, seconds: float, *, started: bool) -> None:
+        """A request is over, read to its end, cancelled or failed; `started` if a step ever carried it."""
+
+    def invariant_violated(self, invariant: str) -> None:
+        """A session's bookkeeping broke and the session was failed."""
+
+    def admission(self, result: str) -> None:
+        """A generate was accepted or refused at the door."""
+
+
+UNOBSERVED = EngineObserver()

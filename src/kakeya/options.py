@@ -1,0 +1,120 @@
+"""Settings as flags: one annotated field for each, inherited by every verb and benchmark that has them.
+
+Flags, environment names, keys of a file, command lines of servers and the engine's own settings follow from
+the fields. The settings check every value.
+"""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from kakeya.config import DEFAULT_MODEL, CacheConfig, EngineConfig
+from kakeya.errors import ConfigError, InvalidArgument
+from kakeya.types import BackendChoice, DType, KernelChoice, Numerics, SamplingParams, WeightFormat
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
+
+# A flag in one panel of the help.
+_model = partial(typer.Option, rich_help_panel="The model")
+memory = partial(typer.Option, rich_help_panel="Memory and arithmetic")
+_answer = partial(typer.Option, rich_help_panel="The answer")
+
+# Settings that some verbs have alone, or with another default.
+Model = Annotated[
+    str,
+    _model(help="A catalogue name, a GGUF file, a directory with safetensors, or a hub id: org/name:Q4_K_M."),
+]
+NumericMode = Annotated[Numerics, memory(help="`exact`: bits never depend on other sessions.")]
+Threads = Annotated[int | None, memory(help="CPU threads; all of them when left out.")]
+MaxTokens = Annotated[int, _answer(help="The most tokens of one answer.")]
+Temperature = Annotated[float, _answer(help="0 is greedy.")]
+TopP = Annotated[float, _answer(help="Keep the likeliest tokens of this total.")]
+RepetitionPenalty = Annotated[float, _answer(help="Above 1: what was said becomes less likely.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object per answer, for scripts.")]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The model, and fields of EngineConfig and CacheConfig under their own names."""
+
+    model: Model = DEFAULT_MODEL
+    backend: Annotated[
+        BackendChoice, memory(help="What computes; `auto` is a CUDA device where torch sees one.")
+    ] = EngineConfig.backend
+    sink: Annotated[int, memory(help="First tokens kept for ever.")] = CacheConfig.sink
+    window: Annotated[int, memory(help="Most recent tokens kept.")] = CacheConfig.window
+    dtype: Annotated[DType, memory(help="Activations and cache.")] = EngineConfig.dtype
+    weights: Annotated[WeightFormat, memory(help="How weights are held.")] = EngineConfig.weights
+    numerics: NumericMode = EngineConfig.numerics
+    kernels: Annotated[
+        KernelChoice, memory(help="Which code computes: our own (C++, on CUDA Triton) or torch.")
+    ] = EngineConfig.kernels
+    threads: Threads = None
+
+    @staticmethod
+    def of(model: str, config: EngineConfig) -> "EngineOptions":
+        """The options that ask for this engine."""
+        return build(EngineOptions, {**vars(config), **vars(config.cache), "model": model})
+
+    def engine_config(self, capacity: int | None = None) -> EngineConfig:
+        """The engine's settings. Raises ConfigError naming the option that cannot be.
+
+        A subclass may have more fields of EngineConfig; a `capacity` given here goes before its own.
+        """
+        asked = vars(self) if capacity is None else {**vars(self), "capacity": capacity}
+        config = build(EngineConfig, {**asked, "cache": build(CacheConfig, asked)})
+        if config.backend is BackendChoice.CUDA:
+            # Before any model is fetched. torch takes a second to import, but CUDA needs it anyway.
+            from kakeya.engine.backends import chosen_backend
+
+            chosen_backend(config)
+        return config
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How an answer is chosen: greedily unless asked. Raises ConfigError unless a token may be answered."""
+
+    max_tokens: MaxTokens = 256
+    temperature: Temperature = SamplingParams.temperature
+    top_p: TopP = SamplingParams.top_p
+    top_k: Annotated[int, _answer(help="Keep so many likeliest tokens; 0 is all.")] = SamplingParams.top_k
+    min_p: Annotated[float, _answer(help="Drop tokens below this share of the likeliest.")] = (
+        SamplingParams.min_p
+    )
+    repetition_penalty: RepetitionPenalty = SamplingParams.repetition_penalty
+    seed: Annotated[int | None, _answer(help="Same seed, same answer; drawn when left out.")] = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ConfigError(f"max-tokens must be at least 1, got {self.max_tokens}")
+
+    def sampling_params(self) -> SamplingParams:
+        """The sampler's settings; a seed is drawn when none was given. Raises ConfigError for a bad value."""
+        seed = secrets.randbits(32) if self.seed is None else self.seed
+        try:
+            return build(SamplingParams, {**vars(self), "seed": seed})
+        except InvalidArgument as error:
+            raise ConfigError(str(error)) from error
+
+
+def build(settings: type[T], given: Mapping[str, Any]) -> T:
+    """`settings` from what was given under the names of its fields; one that is None has its default."""
+    return settings(**{f.name: given[f.name] for f in fields(settings) if given.get(f.name) is not None})
+
+
+def flags(settings: Mapping[str, object]) -> list[str]:
+    """Settings as they stand on a command line; one that is None is left out."""
+    return [
+        part
+        for name, value in settings.items()
+        if value is not None
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
