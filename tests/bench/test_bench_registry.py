@@ -1,15 +1,16 @@
 """`bench report`: many reports on one page, also those of earlier versions."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from kakeya.bench.benchmark import Benchmark
+from kakeya.bench import registry
 from kakeya.bench.chart import picture
 from kakeya.bench.page import collection_page, overview
-from kakeya.bench.registry import BENCHMARKS, plain_tables, shown
+from kakeya.bench.registry import KINDS, benchmark_of, plain_tables, shown, usable_kinds
 from kakeya.bench.report import Collection, Report, as_json, at_most, collect, now, write_report
 from kakeya.bench.runner import main_chart
 from kakeya.bench.tables import Table
@@ -125,9 +126,36 @@ def test_committed_reports_can_all_be_shown() -> None:
     assert any(each.title == "aggregate" for each in parts["session-1m"])
 
 
-@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda each: each.kind)
-def test_every_benchmark_is_complete(benchmark: type[Benchmark[Any]]) -> None:
-    assert benchmark.kind
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_benchmark_is_complete(kind: str) -> None:
+    benchmark = benchmark_of(kind)
+    assert benchmark.kind == kind
     assert benchmark.title
     assert benchmark.help.endswith((".", "?"))
-    assert len({each.kind for each in BENCHMARKS}) == len(BENCHMARKS)
+
+
+OLD_STUBS = "The grpc package installed is at version 1.1, but the generated code depends on 1.85"
+
+
+@pytest.mark.parametrize("refusal", [ModuleNotFoundError(name="httpx"), RuntimeError(OLD_STUBS)])
+def test_what_cannot_be_imported_here_is_not_listed(
+    monkeypatch: pytest.MonkeyPatch, refusal: Exception
+) -> None:
+    _refuse(monkeypatch, "kakeya.bench.conversation", refusal)
+    assert usable_kinds() == [kind for kind in KINDS if kind != "conversation"]
+
+
+@pytest.mark.parametrize("fault", [ModuleNotFoundError(name="kakeya.bench.wrong"), RuntimeError("boom")])
+def test_a_fault_of_our_own_is_not_hidden(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+    _refuse(monkeypatch, "kakeya.bench.conversation", fault)
+    with pytest.raises(type(fault)):
+        usable_kinds()
+
+
+def _refuse(monkeypatch: pytest.MonkeyPatch, module: str, refusal: Exception) -> None:
+    def importing(name: str) -> object:
+        if name == module:
+            raise refusal
+        return import_module(name)
+
+    monkeypatch.setattr(registry, "import_module", importing)

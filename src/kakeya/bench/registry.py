@@ -1,6 +1,6 @@
 """All benchmarks, in the order in which help lists them, and how their reports are shown."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -10,33 +10,46 @@ from kakeya.bench.report import Report, from_json
 from kakeya.bench.tables import Table, listing
 
 _PLACES = {
-    "kakeya.bench.engine": "Engine",
-    "kakeya.bench.gpu.benchmark": "GpuBench",
-    "kakeya.bench.quality.benchmark": "QualityBench",
-    "kakeya.bench.conversation": "Conversation",
-    "kakeya.bench.capacity": "Capacity",
-    "kakeya.bench.overhead": "Overhead",
+    "engine": ("kakeya.bench.engine", "Engine"),
+    "gpu": ("kakeya.bench.gpu.benchmark", "GpuBench"),
+    "quality": ("kakeya.bench.quality.benchmark", "QualityBench"),
+    "conversation": ("kakeya.bench.conversation", "Conversation"),
+    "capacity": ("kakeya.bench.capacity", "Capacity"),
+    "overhead": ("kakeya.bench.overhead", "Overhead"),
 }
+KINDS = tuple(_PLACES)
 
 
-def _installed() -> Iterator[type[Benchmark[Any]]]:
+def benchmark_of(kind: str) -> type[Benchmark[Any]]:
+    """The benchmark with this name. Imports what it needs and nothing of the others."""
+    module, name = _PLACES[kind]
+    found: type[Benchmark[Any]] = getattr(import_module(module), name)
+    return found
+
+
+def usable_kinds() -> list[str]:
     """Those whose packages are there: a machine with a GPU need not have what a server needs."""
-    for module, name in _PLACES.items():
-        try:
-            yield getattr(import_module(module), name)
-        except ModuleNotFoundError as error:
-            if (error.name or "").startswith("kakeya"):
-                raise
+    return [kind for kind in KINDS if _is_usable(kind)]
 
 
-BENCHMARKS = tuple(_installed())
+def _is_usable(kind: str) -> bool:
+    try:
+        benchmark_of(kind)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("kakeya"):
+            raise
+        return False
+    except RuntimeError as error:  # how generated stubs refuse an older grpcio or protobuf
+        if "generated code" not in str(error):
+            raise
+        return False
+    return True
 
 
 def shown(report: Report) -> Shown:
     """A report's tables and charts; plain tables of what is in it where no benchmark knows such results."""
-    kinds = {benchmark.kind: benchmark for benchmark in BENCHMARKS}
-    if report.kind in kinds:
-        benchmark = kinds[report.kind]
+    if report.kind in KINDS:
+        benchmark = benchmark_of(report.kind)
         try:
             return benchmark.show(from_json(benchmark.results, report.results))
         except (LookupError, TypeError, ValueError, AttributeError):

@@ -1,7 +1,7 @@
 """`kakeya bench`: every benchmark as a verb, and one page over many reports."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, make_dataclass, replace
 from pathlib import Path
@@ -34,22 +34,24 @@ from kakeya.errors import ConfigError
 PIPE_WIDTH = 160
 # The time left is estimated from so much of the past: minutes may pass between two signs of progress.
 SPEED_SECONDS = 600.0
+_REPORT = "report"
 _STYLES = {True: "green", False: "bold red", None: "dim"}
 
 
 class BenchGroup(TyperGroup):
-    """Makes its verbs when one is wanted: the help of `kakeya` itself does without all that they import."""
+    """Makes a verb when it is wanted: nobody waits for what the others import, or needs it installed."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        return list(self._made())
+        from kakeya.bench.registry import usable_kinds
+
+        return [*usable_kinds(), _REPORT]
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
-        return self._made().get(cmd_name)
+        from kakeya.bench.registry import KINDS
 
-    def _made(self) -> Mapping[str, Any]:
-        if not self.commands:
-            self.commands.update(get_group(_verbs()).commands)
-        return self.commands
+        if cmd_name not in self.commands and cmd_name in (*KINDS, _REPORT):
+            self.commands.update(get_group(_with_verb(cmd_name)).commands)
+        return self.commands.get(cmd_name)
 
 
 def register(app: typer.Typer) -> None:
@@ -57,13 +59,16 @@ def register(app: typer.Typer) -> None:
     app.add_typer(typer.Typer(cls=BenchGroup, help=about, no_args_is_help=True), name="bench")
 
 
-def _verbs() -> typer.Typer:
-    from kakeya.bench.registry import BENCHMARKS
+def _with_verb(kind: str) -> typer.Typer:
+    from kakeya.bench.registry import benchmark_of
 
     bench = typer.Typer()
-    for benchmark in BENCHMARKS:
-        bench.command(benchmark.kind, help=benchmark.help)(_verb(benchmark))
-    bench.command("report", help="One HTML page over the reports in a directory, and their pictures.")(report)
+    if kind == _REPORT:
+        about = "One HTML page over the reports in a directory, and their pictures."
+        bench.command(kind, help=about)(report)
+    else:
+        benchmark = benchmark_of(kind)
+        bench.command(kind, help=benchmark.help)(_verb(benchmark))
     return bench
 
 
