@@ -58,11 +58,6 @@ class EngineOptions:
     ] = EngineConfig.kernels
     threads: Threads = None
 
-    @staticmethod
-    def of(model: str, config: EngineConfig) -> "EngineOptions":
-        """The options that ask for this engine."""
-        return build(EngineOptions, {**vars(config), **vars(config.cache), "model": model})
-
     def engine_config(self, capacity: int | None = None) -> EngineConfig:
         """The engine's settings. Raises ConfigError naming the option that cannot be.
 

@@ -85,11 +85,6 @@ def test_every_engine_setting_reaches_the_server_of_a_benchmark(run: Run) -> Non
     assert {name: tomllib.loads(shown.out)[name] for name in ASKED} == ASKED
 
 
-def test_what_an_engine_was_asked_for_can_be_asked_again() -> None:
-    options = EngineOptions(**ASKED)
-    assert EngineOptions.of("some/model", options.engine_config()) == options
-
-
 @dataclass(frozen=True)
 class WithOneMore(EngineOptions):
     """A setting that no verb has yet: this line is all that it takes."""

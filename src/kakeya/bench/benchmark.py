@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -38,7 +39,7 @@ R = TypeVar("R", bound=Results)
 
 
 @dataclass(frozen=True)
-class Benchmark(Generic[R]):
+class Benchmark(ABC, Generic[R]):
     """A measurement. Its fields are its flags, annotated for Typer; a bad value raises ConfigError.
 
     It opens no file and draws nothing: `run` gets all it needs from the Run, and the runner does the rest.
@@ -69,18 +70,18 @@ class Benchmark(Generic[R]):
     def check(self, *, picture: bool) -> None:
         """Refuse what cannot be, before anything is fetched. `picture`: one is wanted. Raises ConfigError."""
 
+    @abstractmethod
     def run(self, run: "Run[R]") -> R:
         """Measure. Raises ConfigError for what cannot be had, PeerFailed and RemoteError for what broke."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gates(self, results: R) -> list[Gate]:
         """The limits the results are held to; those of a partial report as far as it goes."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def show(results: Any) -> list[Table | Chart]:
         """Tables, each with its charts behind it; on the terminal the charts are left out."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
