@@ -1,10 +1,13 @@
 """Packs on disk: made once for a model's contents, mapped afterwards, and never in anybody's way."""
 
 import errno
+import fcntl
 import json
 import logging
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -119,6 +122,27 @@ def test_a_model_is_packed_once_and_mapped_then(
         assert torch.equal(decoder_logits(load(each, files.kernels), TOKENS), first)
     expected = decoder_logits(load(path, None), TOKENS)
     assert (first - expected).abs().mean() < 0.1 * expected.abs().mean()
+
+
+LOADS_AND_ENDS = """
+import os, sys, time
+from pathlib import Path
+from kakeya import kernels
+from kakeya.types import KernelChoice
+import test_packed
+settle = os.fsync
+os.fsync = lambda handle: (time.sleep(1), settle(handle))
+test_packed.load(Path(sys.argv[1]), kernels.load(KernelChoice.NATIVE))
+"""
+
+
+def test_a_process_that_ends_at_once_leaves_a_pack(files: Files, tmp_path: Path) -> None:
+    path = gguf_files.write_mixed(tmp_path / "mixed.gguf")
+    folders = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = os.environ | {"PYTHONPATH": folders}
+    subprocess.run([sys.executable, "-c", LOADS_AND_ENDS, path], env=environment, check=True)
+    assert len(files.packs()) == 1
+    assert files.temporaries() == []
 
 
 def test_a_pack_is_a_safetensors_file_whose_data_begins_on_a_page(files: Files) -> None:
@@ -322,7 +346,8 @@ def test_the_sweep_keeps_what_is_of_use(files: Files) -> None:
     here, gone = ({"__metadata__": {"source": str(path)}} for path in (files.source, files.source / "x"))
     kept = [
         write_pack(files.folder / f"kept-{LAYOUT}.safetensors", here),
-        aged(files.folder / f"{store.WORKSPACE_PREFIX}new", 0.5),
+        aged(files.folder / f"{store.WORKSPACE_PREFIX}new", 0.0001),
+        aged(files.folder / f"{store.WORKSPACE_PREFIX}locked", 2),
         aged(files.folder / "young.digest", 2),
     ]
     swept = [
@@ -331,10 +356,12 @@ def test_the_sweep_keeps_what_is_of_use(files: Files) -> None:
         write_pack(files.folder / f"nameless-{LAYOUT}.safetensors", {}),
         write_pack(files.folder / f"strange-{LAYOUT}.safetensors", {"__metadata__": 3}),
         write_pack(files.folder / f"list-{LAYOUT}.safetensors", []),
-        aged(files.folder / f"{store.WORKSPACE_PREFIX}old", 2),
+        aged(files.folder / f"{store.WORKSPACE_PREFIX}killed", 0.01),
         aged(files.folder / "old.digest", 30),
     ]
-    packed._sweep(files.folder)
+    with kept[2].open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        packed._sweep(files.folder)
     assert [path for path in kept if not path.exists()] == []
     assert [path for path in swept if path.exists()] == []
 

@@ -5,6 +5,7 @@ of the kernels. Whoever opens the same model maps the same pages. The digest of 
 so it is remembered for as long as the file's size, inode and time of change stay what they were.
 """
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 _PAGE = 4096
 _METADATA, _SOURCE = "__metadata__", "source"
 _DIGEST_LENGTH = 64
+_UNLOCKED_SECONDS = 60.0  # a file is made a moment before it is locked
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ def _make_pack(
     header = _header(sources, sizes)
     handle, made = tempfile.mkstemp(prefix=store.WORKSPACE_PREFIX, dir=target.parent)
     try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # so that a sweep sees that someone is at it
         _reserve(handle, len(header) + sum(sizes.values()))
         os.pwrite(handle, header, 0)
         with mmap.mmap(handle, 0) as mapping:
@@ -145,8 +148,8 @@ def _make_pack(
         with suppress(OSError):
             Path(made).unlink()
         raise
-    # Nobody waits for the disk: a process that ends before leaves no pack, and the next one makes it.
-    threading.Thread(target=_keep, args=(handle, Path(made), target), name="kakeya-pack", daemon=True).start()
+    # Nobody waits for the disk but the end of the process: a short one would pack anew at every start.
+    threading.Thread(target=_keep, args=(handle, Path(made), target), name="kakeya-pack").start()
     return opened
 
 
@@ -227,11 +230,19 @@ def _sweep(folder: Path) -> None:
         with suppress(OSError):
             if not path.stem.endswith(f"-{LAYOUT}") or not _has_source(path):
                 path.unlink()
-    for pattern, seconds in (
-        (f"{store.WORKSPACE_PREFIX}*", store.STALE_SECONDS),
-        ("*.digest", store.ABANDONED_SECONDS),
-    ):
-        store.sweep(filter(Path.is_file, folder.glob(pattern)), seconds)
+    store.sweep(filter(Path.is_file, folder.glob("*.digest")), store.ABANDONED_SECONDS)
+    unfinished = filter(Path.is_file, folder.glob(f"{store.WORKSPACE_PREFIX}*"))
+    store.sweep(filter(_is_unlocked, unfinished), _UNLOCKED_SECONDS)
+
+
+def _is_unlocked(path: Path) -> bool:
+    """Whether no process is making this pack: whoever began it was killed."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _has_source(path: Path) -> bool:
