@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -157,16 +158,22 @@ def test_a_pack_is_a_safetensors_file_whose_data_begins_on_a_page(files: Files) 
     assert (int.from_bytes(path.read_bytes()[:8], "little") + 8) % 4096 == 0
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no list of mappings here")
-def test_what_was_mapped_is_a_file(files: Files) -> None:
-    """Processes share its pages, so they must be the file's."""
-    parts = files.parts()
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="no list of mappings here")
+def test_what_was_mapped_is_a_file_and_in_memory(files: Files) -> None:
+    """Processes share its pages, so they must be the file's; and no process grows when it reads others."""
+    files.parts()
     wait_for_the_disk()
+    parts = files.parts()
     (path,) = files.packs()
     at = parts["a"].data.data_ptr()
-    owners = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
-    spans = [(*(int(end, 16) for end in fields[0].split("-")), fields[-1]) for fields in owners]
-    assert [name.strip() for first, last, name in spans if first <= at < last] == [str(path)]
+    entries = re.findall(
+        r"^(\w+)-(\w+) .*?(/.*)\nSize: +(\d+) kB\n(?:.*\n){2}Rss: +(\d+) kB",
+        Path("/proc/self/smaps").read_text(),
+        re.MULTILINE,
+    )
+    (held,) = [entry for entry in entries if int(entry[0], 16) <= at < int(entry[1], 16)]
+    assert held[2] == str(path)
+    assert held[3] == held[4]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _PAGE = 4096
 _METADATA, _SOURCE = "__metadata__", "source"
 _DIGEST_LENGTH = 64
+_MADV_POPULATE_READ = 22  # Python has no name for it yet
 _UNLOCKED_SECONDS = 60.0  # a file is made a moment before it is locked
 
 
@@ -175,7 +176,11 @@ def _keep(handle: int, made: Path, target: Path) -> None:
 
 def _mapped(handle: int) -> mmap.mmap:
     # Private: torch insists on a writable buffer. Nobody writes, so every process shares the pages.
-    return mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)
+    mapping = mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)
+    # All of it now, so that a process does not grow with every token whose embedding it has not read before.
+    with suppress(OSError):  # only newer Linux kernels can
+        mapping.madvise(_MADV_POPULATE_READ)
+    return mapping
 
 
 def _views(mapping: mmap.mmap, first: int, sizes: Mapping[str, int]) -> dict[str, Tensor]:
