@@ -1,5 +1,8 @@
 """Slabs: where positions live, what a rollback brings back, what is counted."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -157,3 +160,21 @@ def test_a_rollback_in_layers_with_heads_of_different_sizes() -> None:
     assert not torch.equal(slab.storage, before)
     slab.rollback()
     assert torch.equal(slab.storage, before)
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists()
+    or "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(),
+    reason="the system has no huge pages to give",
+)
+def test_slabs_lie_in_huge_pages() -> None:
+    geometry = SlabGeometry(8, 4, 64, CacheConfig(4, 1024, 16), DType.FLOAT32)
+    storage = SlabPool(geometry, 4).storage
+    entries = re.findall(
+        r"^(\w+)-(\w+) .*\n(?:.*\n)*?AnonHugePages: +(\d+) kB",
+        Path("/proc/self/smaps").read_text(),
+        re.MULTILINE,
+    )
+    middle = storage.data_ptr() + storage.nbytes // 2
+    (huge,) = [int(kb) for first, last, kb in entries if int(first, 16) <= middle < int(last, 16)]
+    assert huge * 1024 > storage.nbytes // 2

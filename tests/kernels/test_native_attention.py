@@ -216,3 +216,17 @@ def test_far_positions_are_as_good_as_near_ones(kernels: Kernels) -> None:
     ]
     assert torch.allclose(*outputs, rtol=1e-4, atol=2e-5)
     assert torch.equal(*pools)
+
+
+@pytest.mark.parametrize("name", ["many heads share one", "heads of 80"])
+def test_idle_threads_take_some_of_the_query_heads(kernels: Kernels, name: str) -> None:
+    """One session with one kv head is work for every thread, with the same bits."""
+    case = CASES[name]
+    rows = random_rows(case)
+    seen = []
+    for threads in (1, 3, 8):
+        kernels.set_threads(threads)
+        seen.append(run(kernels.attend, case, rows, range(1, case.total)))
+    for outputs, pool in seen[1:]:
+        assert same(outputs, seen[0][0])
+        assert same(pool, seen[0][1])

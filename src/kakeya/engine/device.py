@@ -1,7 +1,9 @@
 """What differs between devices in waiting, in free memory and in copies. On a CPU nothing has to wait."""
 
+import ctypes
+import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 
 import torch
@@ -10,11 +12,30 @@ from torch import Tensor
 from kakeya.models.fitting import available_memory
 
 CPU = torch.device("cpu")
+_HUGE_PAGE = 2 * 2**20
 
 
 def free_memory(device: torch.device) -> int:
     """Bytes that can be had on `device`."""
     return available_memory() if device.type != "cuda" else int(torch.cuda.mem_get_info(device)[0])
+
+
+def use_huge_pages(tensor: Tensor) -> None:
+    """Ask the system to lay untouched memory out in huge pages, where it has them.
+
+    Attention reads a session's keys and values in one long run. With pages of 4 KB it waits for a new page
+    every few slots.
+    """
+    if tensor.device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    first = -(-tensor.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
+    length = tensor.data_ptr() + tensor.nbytes - first
+    if length >= _HUGE_PAGE:
+        with suppress(AttributeError):  # another C library
+            # Whatever it answers, the memory can be used.
+            ctypes.CDLL(None).madvise(
+                ctypes.c_void_p(first), ctypes.c_size_t(length), ctypes.c_int(mmap.MADV_HUGEPAGE)
+            )
 
 
 class DeviceEvent:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kakeya.config import CacheConfig, EngineConfig
-from kakeya.engine.device import CPU, free_memory
+from kakeya.engine.device import CPU, free_memory, use_huge_pages
 from kakeya.errors import ConfigError, InvalidArgument, InvariantViolation, ResourceExhausted
 from kakeya.models.config import ModelConfig
 from kakeya.models.float_types import FLOAT_TYPES
@@ -91,10 +91,9 @@ class SlabPool:
                 f"the KV pool does not fit in memory: {count} slabs x {geometry.slab_bytes:,} bytes, "
                 f"{available:,} bytes are available"
             )
-        # Fresh pages stay unmapped until they are written: write them now.
-        self.storage = torch.empty(
-            (count, *geometry.shape), dtype=FLOAT_TYPES[geometry.dtype], device=device
-        ).zero_()
+        self.storage = torch.empty((count, *geometry.shape), dtype=FLOAT_TYPES[geometry.dtype], device=device)
+        use_huge_pages(self.storage)
+        self.storage.zero_()  # fresh pages stay unmapped until they are written: write them now
         self._free = list(range(count - 1, -1, -1))
 
     def of_layer(self, layer: int) -> Tensor:

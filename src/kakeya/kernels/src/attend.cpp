@@ -107,20 +107,26 @@ class Step {
   void run_pieces(const std::vector<Piece>& pieces) const {
     std::vector<BlockTask> blocks;
     for (const Piece& piece : pieces) cut(piece, blocks);
-    // A piece that is one block writes its own rows; otherwise all rows are written before any block starts.
-    const bool write_first = blocks.size() > pieces.size();
+    const int parts = head_parts(static_cast<int>(blocks.size()) * call_.kv_heads);
+    // A piece that is one task writes its own rows; otherwise all rows are written before any task starts.
+    const bool write_first = blocks.size() > pieces.size() || parts > 1;
     if (write_first) {
-      pool_.run(static_cast<int>(pieces.size()) * call_.kv_heads, work(blocks), [&](int task) {
+      const std::int64_t rows_written = blocks.size() > pieces.size() ? work(blocks) : 0;
+      pool_.run(static_cast<int>(pieces.size()) * call_.kv_heads, rows_written, [&](int task) {
         write(pieces[static_cast<std::size_t>(task / call_.kv_heads)], task % call_.kv_heads);
       });
     }
-    pool_.run(static_cast<int>(blocks.size()) * call_.kv_heads, work(blocks), [&](int task) {
-      const BlockTask& block = blocks[static_cast<std::size_t>(task / call_.kv_heads)];
-      const int kv_head = task % call_.kv_heads;
+    pool_.run(static_cast<int>(blocks.size()) * call_.kv_heads * parts, work(blocks), [&](int task) {
+      const BlockTask& block = blocks[static_cast<std::size_t>(task / parts / call_.kv_heads)];
+      const int kv_head = task / parts % call_.kv_heads, part = task % parts;
       if (!write_first) write(*block.piece, kv_head);
-      attend_rows(block, kv_head);
+      attend_rows(block, kv_head, group_ * part / parts, group_ * (part + 1) / parts);
     });
   }
+
+  // Into how many parts the query heads of a kv head are cut, where there are fewer tasks than threads.
+  // Each part reads the keys anew, so that is worth it for idle threads alone.
+  int head_parts(int tasks) const { return std::clamp(pool_.size() / std::max(tasks, 1), 1, group_); }
 
   // Multiplications in scores and values, as if every row saw all that its slab holds.
   std::int64_t work(const std::vector<BlockTask>& blocks) const {
@@ -169,15 +175,16 @@ class Step {
     }
   }
 
-  void attend_rows(const BlockTask& task, int kv_head) const {
+  // `from` and `until`: which of the query heads that share the kv head.
+  void attend_rows(const BlockTask& task, int kv_head, int from, int until) const {
     static thread_local Scratch scratch;
     const Segment& segment = *task.piece->segment;
     const float *queries[kQueriesPerBlock], *cos[kQueriesPerBlock], *sin[kQueriesPerBlock];
     const float *sink_cos[kQueriesPerBlock], *sink_sin[kQueriesPerBlock];
     float* outputs[kQueriesPerBlock];
     Visible visible[kQueriesPerBlock];
-    const std::int64_t head = static_cast<std::int64_t>(kv_head) * group_ * call_.head_dim, half = call_.head_dim / 2;
-    const std::int64_t position = segment.start + task.first;
+    const std::int64_t head = (static_cast<std::int64_t>(kv_head) * group_ + from) * call_.head_dim;
+    const std::int64_t half = call_.head_dim / 2, position = segment.start + task.first;
     for (std::int64_t i = 0; i < task.rows; ++i) {
       const std::int64_t row = segment.first_row + task.first + i;
       queries[i] = call_.queries.rows + row * call_.queries.stride + head;
@@ -192,7 +199,7 @@ class Step {
                                   slab(segment, kv_head, 1),
                                   call_.bf16,
                                   call_.head_dim,
-                                  group_,
+                                  until - from,
                                   static_cast<int>(task.rows),
                                   queries,
                                   cos,
