@@ -6,6 +6,8 @@ MODEL  ?= smollm2-135m-instruct
 # Two processes share the test files: one alone leaves half of two cores idle. The order stays, since the longest test comes first.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 ARGS   ?=
+# What needs no server process, no browser and no foreign client.
+QUICK  := $(addprefix tests/,engine kernels models text sessions serving grpc_server http_server cli)
 
 # Where the environment forbids Python to keep what it compiled, each of the tests' many processes compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,7 +24,7 @@ RUNTIME := $(VENV)/.installed-runtime
 DEV     := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test check format bench review proto docs clean
+.PHONY: help setup chat test quick check format bench review proto docs clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,7 +36,16 @@ chat: $(RUNTIME) ## talk to the default model (MODEL=name, ARGS="--window 512 ..
 test: $(DEV) ## run every test with branch coverage (ARGS="-k name" for some)
 	@scripts/system_packages.sh
 	@$(BIN)/kakeya pull $(MODEL) > /dev/null
-	$(BIN)/python -m pytest --cov $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest --cov --cov-report= $(WORKERS) $(ARGS)
+	@failed=0; \
+	  echo "covered of the product, at least 99 %:"; \
+	  $(BIN)/coverage report --omit='*/kakeya/bench/*' --fail-under=99 || failed=1; \
+	  echo "covered of the benchmarks, at least 90 %:"; \
+	  $(BIN)/coverage report --include='*/kakeya/bench/*' --fail-under=90 || failed=1; \
+	  exit $$failed
+
+quick: $(DEV) ## run the quick tests without coverage, up to the first failure (90 seconds at most)
+	$(BIN)/python -m pytest -x -q -rfE -m "not slow and not gpu" $(WORKERS) $(QUICK) $(ARGS)
 
 check: $(DEV) ## lint, format, types, import rules, names in the docs
 	$(BIN)/ruff check .
@@ -80,7 +91,7 @@ setup: $(DEV) ## make the virtual environment with everything in it
 clean: ## remove what was built; the model cache stays
 	rm -rf $(VENV) build dist src/*.egg-info .coverage .coverage.* htmlcov \
 	  .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis \
-	  tests/clients/node/node_modules
+	  tests/compat/node/node_modules
 	find src -name '*.so' -delete
 
 # A virtual environment is made once; a stamp newer than its inputs makes the next run instant.

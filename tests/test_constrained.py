@@ -15,10 +15,9 @@ from kakeya.runtime import Runtime
 from kakeya.text.grammar import GrammarCompiler, ToolSpec
 from kakeya.types import DoneEvent, Event, Numerics, SamplingParams, StopReason, TokenEvent
 from support import tiny
-from support.json_schemas import schemas
-from support.proposers import FunctionProposer
-from support.runtimes import tiny_runtime
-from support.tool_calls import parse_tool_calls
+from support.engines import FunctionProposer
+from support.grammars import parse_tool_calls, schemas
+from support.tiny import tiny_runtime
 
 VOCAB = 320  # the tokenizer knows 301 of them
 PROMPT = list(range(40, 60))

@@ -9,8 +9,8 @@ import pytest
 
 import kakeya
 from kakeya.config import DEFAULT_MODEL
-from support.clients import run_python
-from support.served import free_port, serve
+from support.programs import run_python
+from support.serving import free_port, serve
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"

@@ -12,8 +12,9 @@ from kakeya.engine.proposer import DraftRequest
 from kakeya.errors import InvariantViolation, ResourceExhausted, SessionBusy, SessionNotFound
 from kakeya.metrics import Metrics
 from kakeya.runtime import Runtime
+from kakeya.types import Numerics
 from support import tiny
-from support.runtimes import PROMPT, answer, new_session, sequence_of
+from support.tiny import PROMPT, answer, new_session, sequence_of
 
 OpenTiny = Callable[..., Runtime]
 NAMES = {
@@ -24,6 +25,10 @@ NAMES = {
     "kakeya_requests_waiting",
     "kakeya_prompt_tokens_total",
     "kakeya_cached_tokens_total",
+    "kakeya_shared_beginnings_total",
+    "kakeya_shared_tokens_total",
+    "kakeya_prefix_cache_bytes",
+    "kakeya_prefix_cache_evictions_total",
     "kakeya_generation_tokens_total",
     "kakeya_evicted_tokens_total",
     "kakeya_time_to_first_token_seconds",
@@ -117,6 +122,18 @@ def test_tokens_are_counted_where_they_come_from(watched: Watched) -> None:
     assert watched.value("prompt_tokens_total") == len(PROMPT) + 2
     assert watched.value("cached_tokens_total") == len(PROMPT) + 3
     assert watched.value("generation_tokens_total") == 6
+
+
+def test_shared_beginnings_are_counted(open_tiny: OpenTiny) -> None:
+    watched = Watched(open_tiny, tiny.engine_config(4, 96, 8, numerics=Numerics.EXACT))
+    runtime, beginning = watched.runtime, [5 + index % 50 for index in range(40)]
+    for length, shared in ((40, 0), (40, 39), (33, 32)):
+        session = runtime.create_session()
+        runtime.append(session, beginning[:length])
+        answer(runtime, session, 1)
+        assert runtime.info(session).shared_tokens == shared
+    assert watched.value("shared_beginnings_total") == 2
+    assert watched.value("shared_tokens_total") == 39 + 32
 
 
 def test_evictions_follow_commits(watched: Watched, tmp_path: Path) -> None:

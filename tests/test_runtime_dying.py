@@ -12,8 +12,8 @@ from kakeya.metrics import Metrics
 from kakeya.runtime import LOCAL_OWNER, Runtime
 from kakeya.types import TokenEvent
 from support import tiny
-from support.breaking import FAULT, REASON, device_of, fault, open_breakable
-from support.runtimes import new_session
+from support.engines import FAULT, REASON, device_of, fault, open_breakable
+from support.tiny import new_session
 
 OpenTiny = Callable[..., Runtime]
 

@@ -14,7 +14,7 @@ from kakeya.config import Quotas, RuntimeConfig
 from kakeya.errors import ConfigError, InvalidArgument, ResourceExhausted, StepFailed
 from kakeya.runtime import Runtime
 from kakeya.types import SamplingParams
-from support.runtimes import PROMPT, answer, new_session
+from support.tiny import PROMPT, answer, new_session
 
 pytest.importorskip("opentelemetry.sdk")
 

@@ -7,7 +7,15 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from kakeya.errors import ConfigError
-from kakeya.types import AdmissionPolicy, BackendChoice, DType, KernelChoice, Numerics, WeightFormat
+from kakeya.types import (
+    AdmissionPolicy,
+    BackendChoice,
+    DType,
+    KernelChoice,
+    Numerics,
+    ShareBeginnings,
+    WeightFormat,
+)
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -45,7 +53,7 @@ class CacheConfig:
 _CPU_BLOCK, _CPU_BATCH = 128, 256
 # A device of some hundred TFLOP/s wants large matmuls.
 _CUDA_BLOCK = 2048
-# Rows beside a block, one for each session: in whole 256s, for more sessions than a device is given unasked.
+# Rows beside a block, one for each session, rounded up to whole 256s. The default capacity is below the most.
 _CUDA_BESIDE, _CUDA_MOST_BESIDE = 256, 6144
 
 
@@ -54,10 +62,11 @@ class EngineConfig:
     """How the engine runs: backend, numerics, batching and queues.
 
     `prefill_block` and `max_batch_tokens` are what was asked for. Where they are None, the backend and the
-    capacity decide: `block_tokens` and `step_tokens` are the numbers that hold. On CUDA a block then fits
-    into a step beside a token of every session. A block is computed whole or not at all: where the sessions
-    that decode leave no room for it, it goes before them in its turn, and the next one waits until each of
-    them has been given as many tokens.
+    capacity decide. `block_tokens` and `step_tokens` are the numbers in use. By default, a block on CUDA fits
+    into a step beside a token of every session.
+
+    `prefix_cache_bytes` None is an eighth of the slabs. A step that carries streams takes about
+    `max_stall_ms` with the rows of prompts beside them; 0 is no limit.
     """
 
     backend: BackendChoice = BackendChoice.AUTO
@@ -71,6 +80,9 @@ class EngineConfig:
     prefill_block: int | None = None
     max_batch_tokens: int | None = None
     max_waiting: int = 4096
+    share_beginnings: ShareBeginnings = ShareBeginnings.OWNER
+    prefix_cache_bytes: int | None = None
+    max_stall_ms: int = 40
 
     def __post_init__(self) -> None:
         _positive("capacity", self.capacity, most=2**20)
@@ -80,6 +92,9 @@ class EngineConfig:
         if self.max_batch_tokens is not None:
             _positive("max_batch_tokens", self.max_batch_tokens, most=2**20)
         _positive("max_waiting", self.max_waiting)
+        if self.prefix_cache_bytes is not None:
+            _positive("prefix_cache_bytes", self.prefix_cache_bytes, least=0, most=2**50)
+        _positive("max_stall_ms", self.max_stall_ms, least=0, most=60_000)
         if self.step_tokens < self.block_tokens:
             raise ConfigError(
                 f"max_batch_tokens must be at least prefill_block, {self.block_tokens}, "

@@ -22,7 +22,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     model_config: ModelConfig
     config: EngineConfig
-    """With its backend decided, and what depends on it."""
+    """With its backend chosen, and what depends on it."""
     facts: RuntimeFacts
 
 
@@ -33,10 +33,11 @@ def load_model(
     tokenizer: Tokenizer | None = None,
     observed_layers: int = 0,
 ) -> LoadedModel:
-    """Load a catalogue name, a path or a hub id, fetching it first if need be, or a checkpoint that is open.
+    """Load a catalogue name, a path, a hub id or an opened checkpoint. What is not here yet is fetched first.
 
-    A checkpoint goes by `name`, and has its own `tokenizer` unless another is given. A proposer is shown the
-    outputs of `observed_layers` layers. Raises ModelError, and ConfigError for what does not fit in memory.
+    `name` is what a checkpoint is called. Its own `tokenizer` is used unless another is given. A proposer is
+    shown the outputs of `observed_layers` layers. Raises ModelError, and ConfigError for a model that does
+    not fit in memory.
     """
     if isinstance(model, str):
         name, model = name or model, open_checkpoint(resolve(model, config=config))
@@ -44,7 +45,7 @@ def load_model(
     config = chosen_backend(config)
     opened = open_backend(model, config, observed_layers)
     model_config, facts = model.config, _facts(opened, model, config, name)
-    del model  # with its vocabulary as Python's strings, unless the caller keeps it
+    del model  # frees its vocabulary of Python strings, unless the caller keeps it
     give_back_memory()
     return LoadedModel(opened.backend, tokenizer, model_config, config, facts)
 
@@ -74,4 +75,6 @@ def _facts(opened: OpenedBackend, checkpoint: Checkpoint, config: EngineConfig, 
         session_bytes=pool.geometry.slab_bytes,
         pool_bytes=pool.storage.nbytes,
         backend=config.backend.value,
+        share_beginnings=config.share_beginnings.value,
+        prefix_cache_bytes=pool.granules.nbytes,
     )

@@ -1,7 +1,7 @@
 """Prometheus metrics: what the engine and the sessions do, counted as it happens.
 
-`Metrics` is the engine's observer. Gauges that describe sessions are read from the
-sessions themselves when somebody asks.
+`Metrics` is the engine's observer. Gauges that describe sessions are read from the sessions when the metrics
+are scraped.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0
 
 
 class Metrics(EngineObserver):
-    """One server's metrics, on a registry of their own unless one is given."""
+    """The metrics of one server, on a new registry unless one is given."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
@@ -27,64 +27,52 @@ class Metrics(EngineObserver):
         self._sessions()
 
     def _requests(self) -> None:
-        registry = self.registry
-        self._running = Gauge("kakeya_requests_running", "Generates computed or read", registry=registry)
-        self._waiting = Gauge("kakeya_requests_waiting", "Generates not yet in any step", registry=registry)
-        self._admission = Counter(
-            "kakeya_admission", "Generates accepted or refused at the door", ["result"], registry=registry
+        gauge, counter = partial(Gauge, registry=self.registry), partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry, buckets=_REQUEST_BUCKETS)
+        self._running = gauge("kakeya_requests_running", "Generates computed or read")
+        self._waiting = gauge("kakeya_requests_waiting", "Generates not yet in any step")
+        self._admission = counter("kakeya_admission", "Generates accepted or refused at the door", ["result"])
+        self._queue_time = histogram(
+            "kakeya_queue_time_seconds", "From a generate's acceptance to its first step"
         )
-        self._queue_time = Histogram(
-            "kakeya_queue_time_seconds",
-            "From a generate's acceptance to its first step",
-            buckets=_REQUEST_BUCKETS,
-            registry=registry,
+        self._first_token = histogram(
+            "kakeya_time_to_first_token_seconds", "From a generate's acceptance to its first token"
         )
-        self._first_token = Histogram(
-            "kakeya_time_to_first_token_seconds",
-            "From a generate's acceptance to its first token",
-            buckets=_REQUEST_BUCKETS,
-            registry=registry,
-        )
-        self._token_gap = Histogram(
+        self._token_gap = histogram(
             "kakeya_inter_token_latency_seconds",
             "Between one token of a generate and the next",
             buckets=_TOKEN_BUCKETS,
-            registry=registry,
         )
-        self._duration = Histogram(
-            "kakeya_request_duration_seconds",
-            "From a generate's acceptance to its last event",
-            buckets=_REQUEST_BUCKETS,
-            registry=registry,
+        self._duration = histogram(
+            "kakeya_request_duration_seconds", "From a generate's acceptance to its last event"
         )
 
     def _tokens(self) -> None:
-        registry = self.registry
-        self._prompt = Counter("kakeya_prompt_tokens", "Prompt tokens computed", registry=registry)
-        self._cached = Counter(
-            "kakeya_cached_tokens", "Tokens of history that a generate found computed", registry=registry
+        gauge, counter = partial(Gauge, registry=self.registry), partial(Counter, registry=self.registry)
+        self._prompt = counter("kakeya_prompt_tokens", "Prompt tokens computed")
+        self._cached = counter("kakeya_cached_tokens", "Tokens of history that a generate found computed")
+        self._beginnings = counter("kakeya_shared_beginnings", "Prompts whose beginning was copied")
+        self._shared = counter("kakeya_shared_tokens", "Prompt tokens that were copied instead of computed")
+        self._prefix_bytes = gauge("kakeya_prefix_cache_bytes", "Bytes that the cache of beginnings holds")
+        self._prefix_evictions = counter(
+            "kakeya_prefix_cache_evictions", "Granules that left the cache of beginnings"
         )
-        self._generated = Counter("kakeya_generation_tokens", "Tokens generated", registry=registry)
-        self._evicted = Counter("kakeya_evicted_tokens", "Tokens that left a window", registry=registry)
-        self._drafted = Counter("kakeya_draft_tokens", "Tokens guessed by the proposer", registry=registry)
-        self._accepted = Counter(
-            "kakeya_accepted_tokens", "Guessed tokens that the verifier kept", registry=registry
-        )
+        self._generated = counter("kakeya_generation_tokens", "Tokens generated")
+        self._evicted = counter("kakeya_evicted_tokens", "Tokens that left a window")
+        self._drafted = counter("kakeya_draft_tokens", "Tokens guessed by the proposer")
+        self._accepted = counter("kakeya_accepted_tokens", "Guessed tokens that the verifier kept")
 
     def _sessions(self) -> None:
-        registry = self.registry
-        self._session_count = Gauge("kakeya_sessions", "Sessions by state", ["state"], registry=registry)
-        self._live_bytes = Gauge(
-            "kakeya_kv_live_bytes", "Bytes of keys and values that sessions can attend to", registry=registry
+        gauge, counter = partial(Gauge, registry=self.registry), partial(Counter, registry=self.registry)
+        self._session_count = gauge("kakeya_sessions", "Sessions by state", ["state"])
+        self._live_bytes = gauge(
+            "kakeya_kv_live_bytes", "Bytes of keys and values that sessions can attend to"
         )
-        self._capacity_bytes = Gauge(
-            "kakeya_kv_capacity_bytes", "Bytes of the pool of slabs, fixed at the start", registry=registry
+        self._capacity_bytes = gauge(
+            "kakeya_kv_capacity_bytes", "Bytes of the pool of slabs, fixed at the start"
         )
-        self._violations = Counter(
-            "kakeya_invariant_violations",
-            "Sessions failed because their bookkeeping broke",
-            ["invariant"],
-            registry=registry,
+        self._violations = counter(
+            "kakeya_invariant_violations", "Sessions failed because their bookkeeping broke", ["invariant"]
         )
         for invariant in ("INV-1", "INV-2"):
             self._violations.labels(invariant)
@@ -96,7 +84,7 @@ class Metrics(EngineObserver):
     def watch_sessions(
         self, count: Callable[[str], int], live_bytes: Callable[[], int], capacity_bytes: int
     ) -> None:
-        """Read the session gauges from these functions, whenever somebody asks."""
+        """Have the session gauges read from these functions at each scrape."""
         for state in SESSION_STATES:
             self._session_count.labels(state).set_function(partial(count, state))
         self._live_bytes.set_function(live_bytes)
@@ -115,6 +103,14 @@ class Metrics(EngineObserver):
 
     def prompt_computed(self, tokens: int) -> None:
         self._prompt.inc(tokens)
+
+    def beginning_copied(self, tokens: int) -> None:
+        self._beginnings.inc()
+        self._shared.inc(tokens)
+
+    def prefix_cache(self, held_bytes: int, evicted: int) -> None:
+        self._prefix_bytes.set(held_bytes)
+        self._prefix_evictions.inc(evicted)
 
     def first_token(self, seconds: float) -> None:
         self._generated.inc()

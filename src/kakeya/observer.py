@@ -1,8 +1,8 @@
-"""What the engine tells about its work: one call per event, on the engine thread (`admission`: on any)."""
+"""What the engine reports of its work: one call per event, on the engine thread (`admission`: on any)."""
 
 
 class EngineObserver:
-    """Hears every event that a metric counts. By itself it does nothing.
+    """Is called for every event that a metric counts. The base class does nothing.
 
     An observer must return quickly and never raise.
     """
@@ -15,6 +15,12 @@ class EngineObserver:
 
     def prompt_computed(self, tokens: int) -> None:
         """A prompt block was computed."""
+
+    def beginning_copied(self, tokens: int) -> None:
+        """So many tokens of a prompt were copied from what another session had computed."""
+
+    def prefix_cache(self, held_bytes: int, evicted: int) -> None:
+        """What the cache of beginnings holds now, and how many of its granules gave way just now."""
 
     def first_token(self, seconds: float) -> None:
         """The first token of a request, this long after it was queued."""

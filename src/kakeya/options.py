@@ -35,8 +35,8 @@ NumericMode = Annotated[Numerics, memory(help="`exact`: bits never depend on oth
 Threads = Annotated[int | None, memory(help="CPU threads; all of them when left out.")]
 MaxTokens = Annotated[int, _answer(help="The most tokens of one answer.")]
 Temperature = Annotated[float, _answer(help="0 is greedy.")]
-TopP = Annotated[float, _answer(help="Keep the likeliest tokens of this total.")]
-RepetitionPenalty = Annotated[float, _answer(help="Above 1: what was said becomes less likely.")]
+TopP = Annotated[float, _answer(help="Keep the likeliest tokens that reach this probability.")]
+RepetitionPenalty = Annotated[float, _answer(help="Above 1: tokens of the history become less likely.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per answer, for scripts.")]
 
 
@@ -59,9 +59,9 @@ class EngineOptions:
     threads: Threads = None
 
     def engine_config(self, capacity: int | None = None) -> EngineConfig:
-        """The engine's settings. Raises ConfigError naming the option that cannot be.
+        """The engine's settings. Raises ConfigError naming the option that is wrong.
 
-        A subclass may have more fields of EngineConfig; a `capacity` given here goes before its own.
+        A subclass may have more fields of EngineConfig. A `capacity` given here replaces its own.
         """
         asked = vars(self) if capacity is None else {**vars(self), "capacity": capacity}
         config = build(EngineConfig, {**asked, "cache": build(CacheConfig, asked)})
@@ -75,12 +75,14 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How an answer is chosen: greedily unless asked. Raises ConfigError unless a token may be answered."""
+    """How tokens are chosen, greedily by default. Raises ConfigError for max_tokens below 1."""
 
     max_tokens: MaxTokens = 256
     temperature: Temperature = SamplingParams.temperature
     top_p: TopP = SamplingParams.top_p
-    top_k: Annotated[int, _answer(help="Keep so many likeliest tokens; 0 is all.")] = SamplingParams.top_k
+    top_k: Annotated[int, _answer(help="Keep this many of the likeliest tokens; 0 keeps all.")] = (
+        SamplingParams.top_k
+    )
     min_p: Annotated[float, _answer(help="Drop tokens below this share of the likeliest.")] = (
         SamplingParams.min_p
     )
@@ -101,7 +103,7 @@ class SamplingOptions:
 
 
 def build(settings: type[T], given: Mapping[str, Any]) -> T:
-    """`settings` from what was given under the names of its fields; one that is None has its default."""
+    """`settings` from the values given under the names of its fields. None leaves a field at its default."""
     return settings(**{f.name: given[f.name] for f in fields(settings) if given.get(f.name) is not None})
 
 

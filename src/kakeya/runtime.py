@@ -4,7 +4,6 @@ import logging
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from torch import Tensor
@@ -17,7 +16,7 @@ from kakeya.engine.scoring import score_blocks, score_tokens
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.state import on_device, on_host, read_state, write_state
 from kakeya.engine.stream import EventStream
-from kakeya.errors import SessionNotFound, Unavailable
+from kakeya.errors import ConfigError, SessionNotFound, Unavailable
 from kakeya.loading import LoadedModel, load_model
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.observer import UNOBSERVED, EngineObserver
@@ -25,12 +24,12 @@ from kakeya.sessions.answers import Answers, Call
 from kakeya.sessions.generating import GenerateListener, admission_result
 from kakeya.sessions.limits import Limits
 from kakeya.sessions.recording import RecordedStream
-from kakeya.sessions.session import Session, check_label, describe_open
+from kakeya.sessions.session import Session, check_label
 from kakeya.sessions.store import SessionStore
 from kakeya.sessions.sweep import Sweeper
 from kakeya.text import Tokenizer
 from kakeya.tracing import Tracing
-from kakeya.types import RuntimeFacts, SamplingParams, SessionInfo, TokenEvent
+from kakeya.types import RuntimeFacts, SamplingParams, SessionInfo, ShareBeginnings, TokenEvent
 
 if TYPE_CHECKING:
     from kakeya.metrics import Metrics  # a front end's, which brings it
@@ -38,18 +37,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOCAL_OWNER = "local"
-# Whoever talks to a runtime in its own process closes its sessions itself.
+# A program that embeds a runtime closes its sessions itself.
 _LOCAL = RuntimeConfig(session_idle_ttl_s=None)
 
 
 class Runtime:
     """Sessions over one loaded model. `Runtime.open` loads one and starts its engine.
 
-    Methods may be called from any thread; each waits for the engine, at most one step. A refused call leaves
-    everything as it was. A session is its owner's alone: to others it is SessionNotFound. Calls that go
-    beyond an owner's quotas raise ResourceExhausted. A repeated `request_id` gets the first answer, even
-    while that is still on its way, and nothing is done twice.
-    Use it as a context manager, or call `close`.
+    Methods may be called from any thread; each waits for the engine, at most one step. A refused call changes
+    nothing. Only its owner can use a session: others get SessionNotFound. A call beyond an owner's quotas
+    raises ResourceExhausted. A call that repeats a `request_id` gets the answer of the first, waits for it if
+    need be, and does nothing twice. Use it as a context manager, or call `close`.
     """
 
     def __init__(
@@ -90,9 +88,8 @@ class Runtime:
         tokenizer: Tokenizer | None = None,
         proposer: Proposer | None = None,
     ) -> Self:
-        """Load a catalogue name, a path or a hub id, fetching it first if need be, and start the engine.
+        """Load a model as `load_model` does, and start the engine.
 
-        An opened checkpoint will do as well; it goes by `name`. It has its own tokenizer unless one is given.
         Without `settings` there are no quotas, and idle sessions are kept.
         Raises ModelError, and ConfigError for a model that does not fit in memory.
         """
@@ -182,9 +179,9 @@ class Runtime:
     ) -> EventStream:
         """Start a generate; one at a time per session. Read or cancel the stream.
 
-        Only tokens that a `constraint` allows are chosen; it is used up. A repeated request id gets the
-        events that the first call's reader took and the event that ended it; while the first still
-        generates it raises SessionBusy.
+        Only tokens that `constraint` allows are chosen; a constraint serves one generate. A repeated request
+        id gets the events that the reader of the first call took, and the event that ended it. While the
+        first call still generates, it raises SessionBusy.
         """
 
         def start() -> EventStream:
@@ -222,8 +219,11 @@ class Runtime:
         sessions, next_page = self._store.page(owner, page_size, page_token)
         if not sessions:
             return [], next_page
-        infos = self._engine.read_all([each.sequence for each in sessions], describe_open(sessions))
-        return [info for info in infos if info is not None], next_page
+
+        def describe() -> list[SessionInfo]:
+            return [each.describe(each.sequence) for each in sessions if not each.is_closed]
+
+        return self._engine.read_all([each.sequence for each in sessions], describe), next_page
 
     def fork(self, session_id: str, *, owner: str = LOCAL_OWNER, request_id: str = "") -> tuple[str, int]:
         """A new session with the same history, independent from here on; its id and history length."""
@@ -271,10 +271,7 @@ class Runtime:
         return self._keep(sequence, client_label, "session imported"), state.notes
 
     def sweep(self) -> int:
-        """Close the sessions that nobody has used for the configured time; how many they were.
-
-        Runs by itself as well.
-        """
+        """Close sessions that were idle for the configured time; returns how many. Also runs by itself."""
         ttl = self.settings.session_idle_ttl_s
         if ttl is None:
             return 0
@@ -282,22 +279,36 @@ class Runtime:
             session.idle_seconds >= ttl and self._expire(session, ttl) for session in self._store.all()
         )
 
-    # What the model says to a text, without a session.
+    def warm(self, token_ids: Sequence[int]) -> None:
+        """Compute a beginning before it is needed: sessions of every owner may copy it, and it is kept.
+
+        Raises ConfigError where it cannot be kept.
+        """
+        if self.config.share_beginnings is ShareBeginnings.OFF:
+            raise ConfigError("a beginning cannot be kept: share_beginnings is off")
+        if not self._engine.warm(token_ids):
+            needed, held = len(token_ids) * self._facts.bytes_per_token, self._facts.prefix_cache_bytes
+            raise ConfigError(
+                f"a beginning of {len(token_ids):,} tokens takes {needed:,} bytes and does not fit into the "
+                f"{held:,} bytes for beginnings beside those kept before; raise prefix_cache_bytes"
+            )
+
+    # Scoring a text, without a session.
 
     def score(self, token_ids: Sequence[int]) -> Tensor:
         """Next-token logits after each token [n, vocab], through the engine, on a temporary session."""
         return self._engine.score(token_ids)
 
     def score_blocks(self, token_ids: Sequence[int]) -> Generator[Tensor, None, None]:
-        """The same some rows at a time [rows, vocab], so that a long text takes no more memory. Take them
-        all, or close the iterator."""
+        """The same a few rows at a time [rows, vocab], so that a long text takes no more memory. Take all of
+        them, or close the iterator."""
         return score_blocks(self._engine, token_ids)
 
     def score_tokens(
         self, token_ids: Sequence[int], top_logprobs: int = 0
     ) -> Generator[list[TokenEvent], None, None]:
-        """The tokens with their log-probabilities, the first with none, in blocks as they are computed on a
-        temporary session. Take them all, or close the iterator."""
+        """The tokens with their log-probabilities (the first has none), block by block on a temporary
+        session. Take all of them, or close the iterator."""
         return score_tokens(self._engine, token_ids, top_logprobs)
 
     # The end.
@@ -317,9 +328,7 @@ class Runtime:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # Behind the door.
@@ -370,7 +379,7 @@ class Runtime:
         return self._forget(session)
 
     def _forget(self, session: Session) -> bool:
-        """Out of the store and off its owner's count; False when somebody else just did it."""
+        """Remove it from the store and from its owner's count; False when another thread has just done so."""
         if not self._store.remove(session):
             return False
         self._limits.session_closed(session.owner)

@@ -56,7 +56,7 @@ class Tracing:
         self._shutdown = shutdown
 
     def close(self) -> None:
-        """Send what is left. A process that forgets to still does so when it exits."""
+        """Send what is left. Without this call it is sent when the process exits."""
         if self._shutdown is not None:
             self._shutdown()
 

@@ -10,10 +10,21 @@ from kakeya.errors import InvalidArgument
 
 
 class Numerics(StrEnum):
-    """How rows are computed: the quickest kernel, or bits that never depend on the company a row keeps."""
+    """`fast` takes the fastest kernel. In `exact` a row's bits do not depend on other rows of the batch."""
 
     FAST = "fast"
     EXACT = "exact"
+
+
+class ShareBeginnings(StrEnum):
+    """Between whom the computed beginnings of histories are shared.
+
+    The time of an answer tells whoever asks whether someone among them has used the same beginning.
+    """
+
+    OWNER = "owner"
+    SERVER = "server"
+    OFF = "off"
 
 
 class DType(StrEnum):
@@ -109,7 +120,7 @@ class SamplingParams:
 
     @property
     def is_plain(self) -> bool:
-        """No look at the history, no bias, no log-probabilities."""
+        """Whether neither the history, a bias nor log-probabilities are needed."""
         return not (self.has_penalties or self.logit_bias or self.logprobs or self.top_logprobs)
 
 
@@ -183,11 +194,11 @@ class TokenizerFiles:
 
 @dataclass(frozen=True)
 class TurnRecord:
-    """What one turn took, and what the session held at its end. A generate without a token is none."""
+    """What one turn took, and what the session held at its end. A generate without a token does not count."""
 
     history_length: int
     computed_tokens: int
-    """Of the prompt: what was new since the turn before."""
+    """The part of the prompt that was new since the turn before."""
     generated_tokens: int
     first_token_seconds: float
     seconds: float
@@ -198,8 +209,8 @@ class TurnRecord:
 class SessionInfo:
     """What a session is and holds right now.
 
-    `turns` counts those that ended, a fork's also those of its original, and `recent_turns` are the
-    newest of them, oldest first; `generated_tokens` counts a running turn's tokens as well.
+    `turns` counts the turns that have ended; a fork begins with the count of its original. `recent_turns` are
+    the newest of them, oldest first. `generated_tokens` includes the tokens of a running turn.
     """
 
     session_id: str
@@ -218,6 +229,8 @@ class SessionInfo:
     turns: int = 0
     generated_tokens: int = 0
     recent_turns: tuple[TurnRecord, ...] = ()
+    shared_tokens: int = 0
+    """Of the history: copied from other sessions that began the same way."""
 
 
 @dataclass(frozen=True)
@@ -240,3 +253,5 @@ class RuntimeFacts:
     session_bytes: int
     pool_bytes: int
     backend: str = BackendChoice.CPU.value
+    share_beginnings: str = ShareBeginnings.OFF.value
+    prefix_cache_bytes: int = 0

@@ -10,15 +10,22 @@ from typing import Any
 
 import pytest
 
-from kakeya.bench import capacity, overhead
+from kakeya.bench import capacity, conversation, overhead, processes
 from kakeya.bench.benchmark import Benchmark, Results, Run as BenchRun
-from kakeya.bench.processes import ServerProcess
+from kakeya.bench.processes import ServerProcess, running_server
 from kakeya.cli import main
-from kakeya.client import AsyncClient, ServerInfo
 from kakeya.options import EngineOptions
 from kakeya.types import DType, Numerics, WeightFormat
-from support.cli import Outcome, Run
-from support.served import write_chat_model
+from support.programs import Outcome, Run
+from support.tiny import write_chat_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _unmeasured_servers() -> Iterator[None]:
+    """The servers that benchmarks start are not traced: other tests measure their code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "_FOREIGN_PREFIX", (processes._FOREIGN_PREFIX, "COV"))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -43,28 +50,24 @@ def tiny(chat_model: Path) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def tiny_server(tiny: dict[str, Any]) -> Iterator[ServerProcess]:
     """With HTTP, for those who want it."""
-    with ServerProcess(EngineOptions(**tiny), 6, http=True) as server:
+    # Tests see by the cached tokens whether a session was continued.
+    with ServerProcess(EngineOptions(**tiny), 6, ("--share-beginnings", "off"), http=True) as server:
         asyncio.run(server.ready())
         yield server
 
 
 @pytest.fixture
-def on_shared_server(tiny_server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Benches that start a server get the one that is there, whatever flags they ask for."""
+def on_shared_server(tiny_server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Benches that start a server get the one that is there; what they asked for is told."""
+    asked: list[tuple[Any, ...]] = []
 
-    class Shared:
-        def __init__(self, *_: object, **__: object) -> None:
-            pass
+    def shared(engine: Any, capacity: int, extra: Any = (), *, http: bool = False) -> Any:
+        asked.append((capacity, *extra, http))
+        return running_server(tiny_server.address, tiny_server.http_address, tiny_server.pid)
 
-        async def __aenter__(self) -> tuple[ServerProcess, ServerInfo]:
-            async with AsyncClient(tiny_server.address) as client:
-                return tiny_server, await client.server_info()
-
-        async def __aexit__(self, *_: object) -> None:
-            pass
-
-    for module in (capacity, overhead):
-        monkeypatch.setattr(module, "server_process", Shared)
+    for module in (capacity, conversation, overhead):
+        monkeypatch.setattr(module, "server_process", shared)
+    return asked
 
 
 class Measured:
@@ -85,7 +88,7 @@ class Measured:
         self.gates = {gate.name: gate for gate in bench.gates(self.results)}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def measure() -> Callable[..., Measured]:
     def measured(
         bench: Benchmark[Any], on_progress: Callable[[str], object] = lambda work: None, **settings: Any

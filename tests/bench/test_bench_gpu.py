@@ -1,6 +1,11 @@
-"""`bench gpu` with tiny shapes on the CPU, where the device's backend runs as its own double."""
+"""`bench gpu` with tiny shapes on the CPU, where the CUDA backend runs with torch kernels."""
 
+import json
+import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,26 +13,26 @@ import torch
 
 from kakeya import loading
 from kakeya.bench.benchmark import Run
-from kakeya.bench.gpu import parts, steps, transformers_peer
+from kakeya.bench.gpu import measure, transformers_peer
 from kakeya.bench.gpu.benchmark import Device, GpuBench
-from kakeya.bench.gpu.plan import FULL, QUICK, GpuPlan
-from kakeya.bench.gpu.results import GREEDY, SEEDED, Absence, GpuResults, Machine, Part, gpu_gates
-from kakeya.bench.gpu.rig import Workshop
-from kakeya.bench.gpu.transformers_peer import MeasuredBatch
+from kakeya.bench.gpu.measure import Job, Measurement
+from kakeya.bench.gpu.models import OpenModel, OpenModels
+from kakeya.bench.gpu.plan import FULL, QUICK
+from kakeya.bench.gpu.results import GREEDY, SEEDED, Absence, GpuResults, Part, Peer
+from kakeya.bench.stats import Samples
 from kakeya.config import EngineConfig
 from kakeya.engine.backends import OpenedBackend, open_backend, open_device
 from kakeya.engine.cuda.shapes import StepBuckets, StepShape
-from kakeya.errors import ConfigError, PeerFailed
+from kakeya.errors import ConfigError
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.types import BackendChoice, DType
+from support import programs
+
+CPU = torch.device("cpu")
 
 
 def quickly(*asked: Part, **settings: Any) -> GpuBench:
     return GpuBench(part=list(asked) or None, quick=True, device=Device.CPU, **settings)
-
-
-def found(*asked: Part, **settings: Any) -> GpuResults:
-    return quickly(*asked, **settings).run(Run())
 
 
 def absent(results: GpuResults, part: Part) -> dict[str, str]:
@@ -35,230 +40,149 @@ def absent(results: GpuResults, part: Part) -> dict[str, str]:
     return {each.work: each.why for each in results.absent if each.part is part}
 
 
-@pytest.fixture(scope="module")
-def results(chat_model: Path) -> GpuResults:
-    return found(model=str(chat_model))
+def jobs_of(bench: GpuBench) -> list[Job]:
+    return Measurement(bench, CPU, OpenModels(CPU, bench.plan)).jobs()
 
 
-def test_every_part_finds_something(results: GpuResults) -> None:
-    assert results.absent == [
-        Absence(Part.TRANSFORMERS, "generate_batch, 2 sessions", "it needs a CUDA device")
-    ]
-    assert [(row.shape, row.rows) for row in results.steps] == [
-        ("tiny-qwen3", 1), ("tiny-qwen3", 4), ("tiny-llama", 2), ("tiny-llama", 1), ("tiny-llama", 4),
-    ]  # fmt: skip
+def test_every_part_finds_something_and_is_written_down_at_once(chat_model: Path) -> None:
+    bench = quickly(model=str(chat_model))
+    written: list[int] = []
+    seen: list[tuple[float, str]] = []
+    run = Run(lambda *told: seen.append(told), lambda results: written.append(len(results.seconds)))
+    results = bench.run(run)
+    batch = Absence(Part.TRANSFORMERS, "generate_batch, 2 sessions", "it needs a CUDA device")
+    assert results.absent == [batch]
+    assert written == sorted(written)
+    assert written[-1] == len(results.seconds) == 17, "two of eighteen jobs have the same name here"
+    assert [label for _, label in seen[::2]] == [job.label for job in jobs_of(bench)]
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == 1.0
+    assert run.machine["device"]["name"] == "CPU"
+    assert run.facts["plan"] is QUICK
+    steps = [(row.shape, row.rows) for row in results.steps]
+    assert steps == [("tiny-qwen3", 1), ("tiny-qwen3", 4), *(("tiny-llama", rows) for rows in (2, 1, 4))]
     assert all(len(row.seconds.samples) == QUICK.repeats for row in results.steps)
-    assert [(row.near, row.far) for row in results.history] == [(50, 1000)] * 2
+    assert [(row.near, row.far, (row.ratio or 0) > 0) for row in results.history] == [(50, 1000, True)] * 2
     assert (results.prompt[0].product_share or 0) > 0
     assert (results.exact[0].ratio or 0) > 0
-    assert [row.identical for row in results.identity] == [True, True]
     assert [row.sampling for row in results.runtime] == [GREEDY, GREEDY, SEEDED]
     assert all((row.whole_tokens_per_second.median or 0) > 0 for row in results.runtime)
-    assert [(row.method, row.sessions) for row in results.transformers] == [
-        ("kakeya", 1), ("generate", 1), ("kakeya", 2), ("generate", 2),
-    ]  # fmt: skip
-    assert all((row.tokens_per_second.median or 0) > 0 for row in results.transformers)
+    peers = [(row.method, row.sessions, (row.best() or 0) > 0) for row in results.transformers]
+    assert peers == [(method, count, True) for count in (1, 2) for method in ("kakeya", "generate")]
     assert [row.equal_tokens for row in results.parity] == [QUICK.parity_tokens] * 2
     kernels = [(row.shape, row.operation) for row in results.kernels]
     assert kernels.count(("tiny-qwen3", "decode_attention")) == len(QUICK.large_rows)
-    assert kernels.count(("tiny-llama", "prompt_attention")) == 1
-    assert len(results.seconds) == 17, "two of eighteen jobs have the same name here"
-
-
-def test_equal_bits_and_tokens_are_all_that_is_judged_here(results: GpuResults) -> None:
-    judged = {gate.name: gate.passed for gate in gpu_gates(results) if gate.passed is not None}
-    assert judged == {
+    assert kernels.count(("tiny-llama", "prefill_attention")) == 1
+    memory = [(row.shape, row.sessions, row.numerics) for row in results.memory]
+    large = [("tiny-qwen3", 4, "fast"), ("tiny-qwen3", 4, "exact")]
+    assert memory == [*large, ("tiny-llama", 2, "fast"), ("tiny-llama", 4, "fast")]
+    assert all(row.planned["total"] > row.planned["weights"] > 0 for row in results.memory)
+    assert {each for row in results.memory for each in row.used.values()} == {None}, "a CPU does not tell"
+    assert {gate.name: gate.passed for gate in bench.gates(results) if gate.passed is not None} == {
         "exact: same bits alone, among others, cut": True,
         "greedy tokens equal the CPU engine's": True,
     }
 
 
-def test_it_writes_down_what_it_has_after_each_job() -> None:
-    partial: list[GpuResults] = []
-    seen: list[tuple[float, str]] = []
-    run = Run(lambda done, work: seen.append((done, work)), partial.append)
-    results = quickly(Part.HISTORY).run(run)
-    assert [len(each.history) for each in partial] == [0, 1, 2]
-    labels = [label for _, label in seen[::2]]
-    assert labels == ["machine, rates", "history, tiny-qwen3", "history, tiny-llama"]
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert seen[-1][0] == 1.0
-    assert {each.part for each in results.absent} == set(Part) - {Part.MACHINE, Part.HISTORY}
-    assert {each.why for each in results.absent} == {"not asked for"}
-    assert run.machine["device"]["name"] == "CPU"
-    assert run.facts["plan"] is QUICK
-
-
-def test_what_was_measured_beside_transformers_stays_when_the_next_one_breaks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken(*_: object) -> list[float]:
-        raise ImportError("No module named 'transformers'")
-
-    monkeypatch.setattr(transformers_peer, "generate_speeds", broken)
-    partial: list[GpuResults] = []
-    results = quickly(Part.TRANSFORMERS).run(Run(write=partial.append))
-    methods = [[row.method for row in each.transformers] for each in partial]
-    assert methods == [[], ["kakeya"], ["kakeya"], ["kakeya"] * 2, ["kakeya"] * 2, ["kakeya"] * 2]
-    works = ["generate, 1 session", "generate, 2 sessions", "generate_batch, 2 sessions"]
-    assert list(absent(results, Part.TRANSFORMERS)) == works
-
-
-def test_contenders_come_one_by_one_and_the_riskiest_last() -> None:
-    peers = [job.work for job in parts.jobs(FULL, None) if job.part is Part.TRANSFORMERS]
-    assert peers == [
+def test_the_whole_plan_is_in_order_and_within_eight_minutes() -> None:
+    jobs = jobs_of(GpuBench(model="any"))
+    assert sum(job.seconds for job in jobs) < 480
+    assert {job.part for job in jobs} == set(Part)
+    assert Part.PARITY not in {job.part for job in jobs_of(GpuBench())}
+    assert [job.work for job in jobs[-7:]] == [
         "kakeya, 1 session",
         "generate, 1 session",
         "kakeya, 64 sessions",
         "generate, 64 sessions",
         "generate_batch, 64 sessions",
-    ]
-    order = [job.part for job in parts.jobs(FULL, None)]
-    no_gate_asks_for_them = [Part.KERNELS] * 2
-    assert order[-len(peers) - 2 :] == [Part.TRANSFORMERS] * len(peers) + no_gate_asks_for_them
+        "qwen3-8b",
+        "smollm2-135m",
+    ], "one by one, the riskiest last, and behind them what no gate needs"
 
 
-class ClearedWorkshop:
-    """Of a device that is there; it can only be cleared."""
+def test_every_bare_step_of_the_whole_plan_has_a_graph() -> None:
+    buckets = StepBuckets(FULL.engine_config(FULL.sessions, backend=BackendChoice.CUDA))
+    rows = {*FULL.large_rows, *FULL.middle_rows, *FULL.small_rows, FULL.history_rows_large, FULL.exact_rows}
+    assert {StepShape(count) for count in rows} <= set(buckets.captured), "no row is padding"
+    assert buckets.captured_mixed(0, FULL.prompt_rows, 1, 1) in buckets.captured
+    assert FULL.filled > FULL.cache.slots
 
-    def __init__(self) -> None:
-        self.device, self.plan, self.cleared = torch.device("cuda", 0), QUICK, False
 
-    def clear(self) -> None:
-        self.cleared = True
+def test_jobs_that_fail_are_absent_and_do_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> Any:
+        raise RuntimeError("an illegal memory access")
+
+    for where, name in (
+        (measure, "measured_machine"),
+        (OpenModel, "step_seconds"),
+        (transformers_peer, "Transformers"),
+    ):
+        monkeypatch.setattr(where, name, broken)
+    results = quickly(Part.STEPS, Part.PROMPT, Part.HISTORY, Part.RUNTIME, Part.TRANSFORMERS).run(Run())
+    why = "RuntimeError: an illegal memory access"
+    assert absent(results, Part.MACHINE) == {"rates": why}
+    assert "rates could not be measured" in absent(results, Part.STEPS)["tiny-llama"]
+    assert absent(results, Part.RUNTIME) == {"tiny-qwen3": why, "tiny-llama": why}
+    assert len(results.history) == 2
+    assert [row.method for row in results.transformers] == ["kakeya"] * 2
+    works = ["generate, 1 session", "generate, 2 sessions", "generate_batch, 2 sessions"]
+    assert list(absent(results, Part.TRANSFORMERS)) == works
+    assert absent(results, Part.EXACT) == {"all": "not asked for"}
+    assert "the part steps failed" in caplog.text
+
+
+def test_jobs_that_have_no_time_left_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = quickly(Part.PROMPT, Part.PARITY, seconds=0.001).run(Run())
+    assert len(tiny.prompt) == 1, "tiny shapes are measured however little time is left"
+    assert absent(tiny, Part.PARITY) == {"all": "no model with real weights was given (--model)"}
+    monkeypatch.setattr(measure, "QUICK", None)  # now time counts
+    results = quickly(Part.HISTORY, Part.RUNTIME, seconds=20).run(Run())
+    assert len(results.history) == 2
+    assert absent(results, Part.RUNTIME)["tiny-qwen3"].startswith("takes about 23 s, and ")
+    assert results.runtime == []
+
+
+def test_jobs_that_use_memory_of_their_own_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[str] = []
+    begun: list[str] = []
+    jobs = [Job(part, "any", 0.0, lambda: iter(())) for part in Part]
+    monkeypatch.setattr(Measurement, "jobs", lambda self: jobs)
+    monkeypatch.setattr(OpenModels, "note_steps", lambda models: noted.append(begun[-1]))
+    quickly().run(Run(lambda done, work: begun.append(work)))
+    assert noted == [f"{part}, any" for part in Part if part not in (Part.KERNELS, Part.TRANSFORMERS)]
 
 
 def test_batches_are_measured_with_the_device_to_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(shape: str, plan: GpuPlan, count: int, device: torch.device) -> MeasuredBatch:
-        assert shop.cleared
-        assert (shape, plan, count, device) == ("tiny-llama", QUICK, 2, shop.device)
-        return MeasuredBatch(9.0, "eager", {"default": "ValueError: no"})
+    def batch(shape: str, plan: object, count: int, device: torch.device, work: str) -> list[Peer]:
+        assert (closed, shape, plan, count, device.type) == ([True], "tiny-llama", QUICK, 2, "cuda")
+        return [Peer(shape, count, work, Samples((9.0,)))]
 
-    shop: Any = ClearedWorkshop()
-    monkeypatch.setattr(transformers_peer, "measured_batch", measured)
-    results = parts.measure_generate_batch("tiny-llama", 2, shop, Machine())
-    [row] = results.transformers
-    assert (row.method, row.tokens_per_second.samples) == ("generate_batch, eager", (9.0,))
-    work = "generate_batch, 2 sessions, attention default"
-    assert results.absent == [Absence(Part.TRANSFORMERS, work, "ValueError: no")]
-
-
-def test_batches_that_break_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(*_: object) -> MeasuredBatch:
-        raise PeerFailed("no answer within 60 s")
-
-    shop: Any = ClearedWorkshop()
-    monkeypatch.setattr(transformers_peer, "measured_batch", measured)
-    results = parts.measure_generate_batch("tiny-llama", 2, shop, Machine())
-    broken = Absence(Part.TRANSFORMERS, "generate_batch, 2 sessions", "no answer within 60 s")
-    assert results == GpuResults(absent=[broken])
-
-
-def test_a_part_that_raises_does_not_end_the_run(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(*_: object) -> list[float]:
-        raise RuntimeError("an illegal memory access")
-
-    monkeypatch.setattr(steps, "step_seconds", broken)
-    results = found(Part.STEPS, Part.PROMPT)
-    why = [each.why for each in results.absent if each.part is Part.STEPS]
-    assert why == ["RuntimeError: an illegal memory access"] * 3
-    assert len(results.prompt) == 1
-    assert "the part steps failed" in caplog.text
+    closed: list[bool] = []
+    models: Any = SimpleNamespace(close=lambda: closed.append(True), memory={})
+    monkeypatch.setattr(transformers_peer, "batch_rows", batch)
+    measurement = Measurement(quickly(Part.TRANSFORMERS), torch.device("cuda", 0), models)
+    measurement.do(measurement.jobs()[-1], 0.0)
+    assert [row.method for row in measurement.results.transformers] == ["generate_batch, 2 sessions"]
 
 
 def test_the_devices_own_backend_passes_its_checks_and_keeps_up(
     chat_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a device: runtimes over the device's backend, beside the CPU's where both are compared."""
+    """As on a device: runtimes over the CUDA backend, beside the CPU's where both are compared."""
 
     def opened(checkpoint: Checkpoint, config: EngineConfig, observed_layers: int) -> OpenedBackend:
         if config.dtype is DType.FLOAT32 and not in_turn.pop():
             return open_backend(checkpoint, config)
-        return open_device(checkpoint, config, torch.device("cpu"))
+        return open_device(checkpoint, config, CPU)
 
     in_turn = [True, False]
     monkeypatch.setattr(loading, "open_backend", opened)
-    results = found(Part.EXACT, Part.RUNTIME, Part.PARITY, model=str(chat_model))
+    results = quickly(Part.EXACT, Part.RUNTIME, Part.PARITY, model=str(chat_model)).run(Run())
     assert in_turn == []
     assert [row.identical for row in (*results.identity, *results.parity)] == [True] * 4
     assert [(row.whole_tokens_per_second.median or 0) > 0 for row in results.runtime] == [True] * 3
-
-
-def test_without_the_machines_rates_there_is_nothing_to_hold_steps_to(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(parts, "measured_machine", lambda *_: 1 / 0)
-    results = found(Part.STEPS)
-    assert absent(results, Part.MACHINE) == {"rates": "ZeroDivisionError: division by zero"}
-    assert "rates could not be measured" in absent(results, Part.STEPS)["tiny-llama"]
-
-
-def test_what_does_not_fit_any_more_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "_is_tiny", lambda plan: False)
-    results = found(Part.HISTORY, Part.TRANSFORMERS, seconds=60)
-    assert len(results.history) == 2
-    assert [row.method for row in results.transformers] == ["kakeya", "generate"] * 2
-    [(work, why)] = absent(results, Part.TRANSFORMERS).items()
-    assert work == "generate_batch, 2 sessions"
-    assert why.startswith("takes about 65 s, and ")
-
-
-def test_tiny_shapes_are_measured_however_little_time_is_left() -> None:
-    results = found(Part.PROMPT, Part.PARITY, seconds=0.001)
-    assert len(results.prompt) == 1
-    assert absent(results, Part.PARITY) == {"all": "no model with real weights was given (--model)"}
-
-
-def test_what_takes_memory_of_its_own_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[str] = []
-    jobs = [parts.Job(part, "any", 0.0, lambda *_: GpuResults()) for part in Part]
-    monkeypatch.setattr(parts, "jobs", lambda plan, model: jobs)
-    monkeypatch.setattr(Workshop, "note_memory", lambda shop: looks.append(begun[-1]))
-    begun: list[str] = []
-    quickly().run(Run(lambda done, work: begun.append(work)))
-    assert looks == [f"{part}, any" for part in Part if part not in (Part.KERNELS, Part.TRANSFORMERS)]
-
-
-def test_every_bare_step_of_the_whole_plan_has_a_graph() -> None:
-    config = EngineConfig(
-        backend=BackendChoice.CUDA,
-        cache=FULL.cache,
-        capacity=FULL.sessions,
-        prefill_block=FULL.prefill_block,
-        max_batch_tokens=FULL.max_batch_tokens,
-    )
-    buckets = StepBuckets(config)
-    rows = {*FULL.large_rows, *FULL.middle_rows, *FULL.small_rows, FULL.history_rows_large, FULL.exact_rows}
-    assert {StepShape(count) for count in rows} <= set(buckets.captured), "not one row is padding"
-    assert buckets.captured_mixed(0, FULL.prompt_rows, 1, 1) in buckets.captured
-    assert FULL.filled > FULL.cache.slots
-
-
-def test_the_whole_plan_is_within_eight_minutes() -> None:
-    assert sum(job.seconds for job in parts.jobs(FULL, "any")) < 480
-    assert {job.part for job in parts.jobs(FULL, "any")} == set(Part)
-    assert Part.PARITY not in {job.part for job in parts.jobs(FULL, None)}
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_device_it_says_so() -> None:
-    with pytest.raises(ConfigError, match="bench gpu needs a CUDA device; torch sees none"):
-        GpuBench().check(picture=False)
-
-
-@pytest.mark.parametrize(
-    ("bench", "message"),
-    [
-        (GpuBench(device=Device.CPU), "only --quick runs"),
-        (quickly(seconds=0.0), "seconds must be above 0"),
-        (quickly(Part.PROMPT), "draws the part steps"),
-    ],
-)
-def test_bad_settings_are_refused(bench: GpuBench, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        bench.check(picture=True)
 
 
 @pytest.mark.gpu
@@ -268,9 +192,61 @@ def test_everything_runs_on_a_device(chat_model: Path) -> None:
     assert [each for each in results.absent if "generate_batch" not in each.work] == []
     assert [row.identical for row in (*results.identity, *results.parity)] == [True] * 4
     assert all(row.memory_growth is not None for row in results.runtime)
-    assert all(row.used.opened is not None for row in results.memory)
-    for row in results.kernels:
-        assert {name: timing.captured for name, timing in row.timings.items()} == {
-            "triton": True,
-            "torch": True,
-        }
+    assert all(row.used["opened"] is not None for row in results.memory)
+    captured = [{name: each.captured for name, each in row.timings.items()} for row in results.kernels]
+    assert captured == [{"triton": True, "torch": True}] * len(results.kernels)
+
+
+def test_the_verb_writes_prints_and_draws(kakeya_verb: programs.Run, tmp_path: Path) -> None:
+    files = ("--output", str(tmp_path / "g.json"), "--picture", str(tmp_path / "g.svg"))
+    outcome = kakeya_verb("bench", "gpu", "--device", "cpu", "--quick", "--part", "steps", *files)
+    assert outcome.status == 0, outcome.err
+    assert "Bare steps past the wrap" in outcome.out
+    assert json.loads((tmp_path / "g.json").read_text())["kind"] == "gpu"
+    assert (tmp_path / "g.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("bench", "message"),
+    [
+        (GpuBench(device=Device.CPU), "only --quick runs"),
+        (quickly(seconds=0.0), "seconds must be above 0"),
+        (quickly(Part.PROMPT), "draws the part steps"),
+        (GpuBench(), "bench gpu needs a CUDA device; torch sees none"),
+    ],
+)
+def test_bad_settings_are_refused(bench: GpuBench, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=message):
+        bench.check(picture=True)
+
+
+@pytest.mark.parametrize("module", ["gpu.benchmark", "gpu.results", "quality.benchmark"])
+def test_flags_and_conclusions_need_no_more_than_the_command_line_does(module: str) -> None:
+    """They can be read anywhere, and help does not wait for torch."""
+    modules = f"kakeya.bench.{module}, kakeya.bench.registry"
+    program = f"import sys, {modules}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"torch", "triton", "transformers", "tokenizers", "psutil"} & set(outcome.stdout.split())
+
+
+# What a machine with a GPU may lack: it needs torch, triton, transformers, safetensors, tokenizers, numpy,
+# rich, typer and grpcio, and what those bring.
+ABSENT = (
+    "fastapi", "gguf", "google", "grpc_health", "grpc_reflection", "httptools", "httpx", "llguidance",
+    "opentelemetry", "platformdirs", "prometheus_client", "psutil", "starlette", "uvicorn",
+)  # fmt: skip
+
+
+def test_it_runs_from_a_source_tree_with_few_packages(tmp_path: Path) -> None:
+    assert callable(import_module("kakeya.__main__").main), "run only when asked"
+    lacking = f"import runpy, sys; sys.modules.update(dict.fromkeys({ABSENT!r})); "
+    program = lacking + "runpy.run_module('kakeya', run_name='__main__', alter_sys=True)"
+    parts = [flag for part in ("runtime", "transformers", "exact") for flag in ("--part", part)]
+    command = [sys.executable, "-c", program, "bench", "gpu", "--device", "cpu", "--quick", *parts, "--json"]
+    outcome = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert outcome.returncode == 0, outcome.stderr
+    results = json.loads(outcome.stdout)["results"]
+    assert results["runtime"]
+    assert results["transformers"]
+    assert {each["why"] for each in results["absent"]} == {"not asked for", "it needs a CUDA device"}

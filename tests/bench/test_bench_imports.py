@@ -20,6 +20,8 @@ def test_what_is_pure_imports_nothing_foreign(module: str) -> None:
     assert imported(f"import kakeya.bench.{module}") == set()
 
 
-def test_the_verbs_do_without_torch_and_psutil_until_they_measure() -> None:
-    heavy = {"torch", "psutil", "transformers", "llama_cpp"}
-    assert not imported("import kakeya.cli.bench, kakeya.bench.registry") & heavy
+def test_flags_and_conclusions_do_without_what_measures() -> None:
+    """Of any benchmark: help does not wait for torch."""
+    benchmarks = "[registry.benchmark_of(kind) for kind in registry.KINDS]"
+    heavy = {"torch", "triton", "psutil", "transformers", "tokenizers", "llama_cpp", "jinja2"}
+    assert not imported(f"from kakeya.bench import registry; import kakeya.cli.bench; {benchmarks}") & heavy

@@ -1,28 +1,12 @@
-import io
-import sys
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kakeya.cli import main, opening
+from kakeya.cli import opening
 from kakeya.config import CacheConfig, EngineConfig
 from kakeya.runtime import Runtime
-from support.cli import Outcome, Run
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`kakeya` in this process: its exit status and what it wrote."""
-
-    def run(*arguments: str, stdin: str = "") -> Outcome:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        with pytest.raises(SystemExit) as exit_info:
-            main(arguments)
-        captured = capsys.readouterr()
-        return Outcome(exit_info.value.code, captured.out, captured.err)
-
-    return run
 
 
 class SharedRuntime(Runtime):
@@ -47,3 +31,14 @@ def shared_runtime(runtime: SharedRuntime, monkeypatch: pytest.MonkeyPatch) -> S
     """Verbs that open a runtime get the shared one, whatever settings they ask for."""
     monkeypatch.setattr(opening, "open_runtime", lambda screen, model, config: runtime)
     return runtime
+
+
+@pytest.fixture
+def usual_logs() -> Iterator[None]:
+    """`serve` takes over the logs; give them back."""
+    loggers = [logging.getLogger(name) for name in ("kakeya", "grpc", "asyncio", "uvicorn")]
+    states = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, states, strict=True):
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)

@@ -18,7 +18,7 @@ from kakeya.cli.console import Screen
 from kakeya.cli.conversation import Conversation
 from kakeya.runtime import Runtime
 from kakeya.types import SamplingParams
-from support.cli import Run
+from support.programs import Run
 
 pytestmark = pytest.mark.usefixtures("shared_runtime")
 

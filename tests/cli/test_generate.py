@@ -1,22 +1,13 @@
 import json
-import signal
-from collections.abc import Iterator
 
 import pytest
 
 from kakeya.runtime import Runtime
 from kakeya.text import Tokenizer
 from kakeya.types import TokenizerFiles
-from support.cli import Run
+from support.programs import Run
 
 pytestmark = pytest.mark.usefixtures("shared_runtime")
-
-
-@pytest.fixture(autouse=True)
-def usual_sigterm() -> Iterator[None]:
-    usual = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, usual)
 
 
 def test_a_prompt_is_answered_on_stdout_alone(run: Run) -> None:

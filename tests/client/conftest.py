@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from kakeya.client import Client
-from support.served import CAPACITY, KEY, OTHER_KEY, serve, write_chat_model
+from support.serving import CAPACITY, KEY, OTHER_KEY, serve
+from support.tiny import write_chat_model
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +16,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     keys: list[str] = []
     for key in (KEY, OTHER_KEY):
         keys += ["--api-key", key]
-    shape = ["--capacity", str(CAPACITY), "--sink", "4", "--window", "128", "--threads", "2"]
+    shape = ["--capacity", str(CAPACITY), "--sink", "4", "--window", "128", "--threads", "1"]
     numbers = ["--dtype", "float32", "--weights", "float32", "--numerics", "exact", "--kernels", "torch"]
     with serve(model, *keys, *shape, *numbers) as address:
         yield address

@@ -3,7 +3,8 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from support.served import serve, write_chat_model
+from support.serving import serve
+from support.tiny import write_chat_model
 
 # A window that fills quickly, and bits that can be compared.
 SMALL_EXACT = (

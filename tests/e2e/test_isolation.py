@@ -5,8 +5,12 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import pytest
+
 import kakeya
 from kakeya.client import AsyncSession
+
+pytestmark = pytest.mark.untraced
 
 AGENTS = 64
 

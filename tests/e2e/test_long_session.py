@@ -1,6 +1,10 @@
 """One conversation far past the wrap: what it holds is the same number every turn."""
 
+import pytest
+
 import kakeya
+
+pytestmark = pytest.mark.untraced
 
 TURNS = 300
 # sink 2 + window 30; two layers, two kv heads of 16, float32, keys and values

@@ -4,7 +4,11 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import pytest
+
 import kakeya
+
+pytestmark = pytest.mark.untraced
 
 AGENTS = 256
 WINDOW_FULL = 40

@@ -1,26 +1,22 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 from kakeya.config import EngineConfig
 from kakeya.engine.backend import Backend
+from kakeya.engine.batch import Segment
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import Proposer
 from kakeya.models.decoder import Decoder
 from support import tiny
-from support.ahead import RunsAhead
-from support.oracle import Oracle
+from support.engines import Hooked, RunsAhead
+from support.reference import Oracle
 
 
 @pytest.fixture(autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """Products this small only lose by being shared out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def on_one_thread(one_torch_thread: None) -> None:
+    """Every test here computes with tiny products."""
 
 
 @pytest.fixture(scope="session")
@@ -61,3 +57,19 @@ def make_engine(decoder: Decoder, paced: Callable[[Backend], Backend]) -> Iterat
     yield make
     for engine in engines:
         engine.shutdown()
+
+
+@pytest.fixture
+def hooked(
+    decoder: Decoder, paced: Callable[[Backend], Backend], request: pytest.FixtureRequest
+) -> Callable[..., tuple[Engine, Hooked]]:
+    """Engines over the shared tiny model, with something that happens before each run of their backend."""
+
+    def make(before: Callable[[Sequence[Segment]], None], **changes: object) -> tuple[Engine, Hooked]:
+        config = tiny.engine_config(**changes)
+        backend = Hooked(tiny.make_backend(decoder, config), before)
+        engine = Engine(paced(backend), config).start()
+        request.addfinalizer(engine.shutdown)
+        return engine, backend
+
+    return make

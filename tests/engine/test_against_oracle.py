@@ -12,8 +12,8 @@ from kakeya.engine.sequence import TokenSequence
 from kakeya.models.decoder import Decoder
 from kakeya.types import KernelChoice, Numerics
 from support import tiny
-from support.oracle import Oracle
-from support.turns import say
+from support.engines import say
+from support.reference import Oracle
 
 # (sink, window, pinned, spare)
 SETTINGS = [

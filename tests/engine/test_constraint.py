@@ -16,9 +16,8 @@ from kakeya.engine.stream import EventStream
 from kakeya.errors import StepFailed
 from kakeya.types import DoneEvent, Numerics, SamplingParams, StopReason, TokenEvent
 from support import tiny
-from support.oracle import Oracle
-from support.proposers import FunctionProposer
-from support.turns import GREEDY, say, tokens_of
+from support.engines import GREEDY, FunctionProposer, say, tokens_of
+from support.reference import Oracle
 
 MakeEngine = Callable[..., Engine]
 PROMPT = [5, 9, 22, 13, 7]

@@ -1,67 +1,30 @@
-"""The engine's behaviour: cancel, stalls, failures, fairness, drafts, shutdown."""
+"""The engine's behaviour: turns, cancel, stalls, fairness, shutdown."""
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
-import torch
-from torch import Tensor
 
-from kakeya.engine.backend import Backend
 from kakeya.engine.batch import Segment
-from kakeya.engine.cpu.backend import CpuBackend, StepOutput
 from kakeya.engine.engine import Engine
-from kakeya.engine.proposer import DraftRequest
 from kakeya.engine.request import RequestListener
-from kakeya.engine.slab import KVSlab
 from kakeya.engine.stream import EventStream
 from kakeya.errors import (
     HistoryMismatch,
     InvalidArgument,
-    InvariantViolation,
     ResourceExhausted,
     SessionBusy,
     SessionNotFound,
-    StepFailed,
     Unavailable,
 )
-from kakeya.models.decoder import Decoder
 from kakeya.types import DoneEvent, Event, FailedEvent, SamplingParams, StopReason, TokenEvent, TruncatedEvent
 from support import tiny
-from support.oracle import Oracle
-from support.turns import GREEDY, done_of, say, tokens_of
+from support.engines import GREEDY, Hooked, done_of, say, tokens_of
+from support.reference import Oracle
 
 MakeEngine = Callable[..., Engine]
 PROMPT = [5, 9, 22, 13, 7]
-
-
-class Hooked(CpuBackend):
-    """The real backend with something that happens before each run."""
-
-    def __init__(self, source: CpuBackend, before: Callable[[Sequence[Segment]], None]) -> None:
-        self.__dict__ |= source.__dict__
-        self.before = before
-        self.batches: list[list[tuple[str, int]]] = []
-
-    def run(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> StepOutput:
-        self.batches.append([(s.sequence.owner, s.rows) for s in segments])
-        self.before(segments)
-        return super().run(segments, hidden_layers)
-
-
-@pytest.fixture
-def hooked(
-    decoder: Decoder, paced: Callable[[Backend], Backend], request: pytest.FixtureRequest
-) -> Callable[..., tuple[Engine, Hooked]]:
-    def make(before: Callable[[Sequence[Segment]], None], **changes: object) -> tuple[Engine, Hooked]:
-        config = tiny.engine_config(**changes)
-        backend = Hooked(tiny.make_backend(decoder, config), before)
-        engine = Engine(paced(backend), config).start()
-        request.addfinalizer(engine.shutdown)
-        return engine, backend
-
-    return make
 
 
 # Turns.
@@ -328,93 +291,6 @@ def test_waiting_for_an_event_can_time_out(make_engine: MakeEngine) -> None:
         stream.next_event(0.01)
 
 
-# Failures.
-
-
-def test_a_failing_step_fails_its_own_request_only(
-    hooked: Callable[..., tuple[Engine, Hooked]], oracle: Oracle
-) -> None:
-    def before(segments: Sequence[Segment]) -> None:
-        if any(s.sequence.owner == "cursed" and s.end > 20 for s in segments):
-            raise RuntimeError("boom")
-
-    engine, _ = hooked(before)
-    good, cursed = engine.open("good", []), engine.open("cursed", [])
-    engine.append(good, PROMPT * 6)
-    engine.append(cursed, PROMPT * 3)
-    streams = engine.generate(good, 30, GREEDY), engine.generate(cursed, 30, GREEDY)
-    spoken: list[int] = []
-    readers = threading.Thread(target=lambda: spoken.extend(tokens_of(streams[0])))
-    readers.start()
-    received = []
-    with pytest.raises(StepFailed, match="boom"):
-        received.extend(streams[1])
-    readers.join()
-    assert spoken == oracle.greedy(PROMPT * 6, 30, 2, 8)
-    # What was received before the failure is history, and the session is usable.
-    kept = [e.token_id for e in received if isinstance(e, TokenEvent)]
-    assert engine.read(cursed, lambda s: s.tokens.tolist()) == PROMPT * 3 + kept
-    engine.append(cursed, [4])
-
-
-def test_a_failed_prompt_block_past_the_wrap_is_undone(
-    hooked: Callable[..., tuple[Engine, Hooked]], oracle: Oracle, decoder: Decoder
-) -> None:
-    """The block overwrote ring slots that are still needed; they must come back."""
-    fail = [True]
-    real = decoder.logits
-
-    def broken(hidden: Tensor) -> Tensor:
-        if fail[0]:
-            raise MemoryError("no room for logits")
-        return real(hidden)
-
-    engine, _ = hooked(lambda segments: None, prefill_block=32)
-    sequence = engine.open("someone", [])
-    fail[0] = False
-    first = say(engine, sequence, PROMPT * 4, 2)
-    fail[0] = True
-    engine.append(sequence, PROMPT * 5)
-    decoder.logits = broken  # type: ignore[method-assign]
-    try:
-        with pytest.raises(StepFailed, match="no room for logits"):
-            tokens_of(engine.generate(sequence, 3, GREEDY))
-        fail[0] = False
-        spoken = [*PROMPT * 4, *first, *PROMPT * 5]
-        assert tokens_of(engine.generate(sequence, 3, GREEDY)) == oracle.greedy(spoken, 3, 2, 8)
-    finally:
-        del decoder.logits
-
-
-def test_broken_bookkeeping_fails_and_frees_the_session(make_engine: MakeEngine) -> None:
-    engine = make_engine()
-    sequence, other = engine.open("someone", []), engine.open("other", [])
-    engine.append(sequence, PROMPT)
-    say(engine, sequence, [], 2)
-    sequence.slab.committed = 99
-    engine.append(other, PROMPT)
-    with pytest.raises(InvariantViolation, match="INV-2"):
-        engine.append(sequence, [3])
-    assert engine.read(sequence, lambda s: (s.inv1_violations, s.inv2_violations)) == (0, 1)
-    with pytest.raises(InvariantViolation):
-        engine.generate(sequence, 1, GREEDY)
-    for _ in range(3):  # its slab is free again
-        engine.open("someone", [])
-    assert len(say(engine, other, [], 2)) == 2
-
-
-def test_a_layer_that_was_not_written_is_an_inv1_violation(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, make_engine: MakeEngine
-) -> None:
-    engine = make_engine()
-    sequence = engine.open("someone", [])
-    engine.append(sequence, PROMPT)
-    monkeypatch.setattr(type(decoder), "forward", lambda self, ids, attend, tap: torch.zeros(len(ids), 32))
-    with pytest.raises(InvariantViolation, match="INV-1"):
-        tokens_of(engine.generate(sequence, 2, GREEDY))
-    assert engine.read(sequence, lambda s: s.inv1_violations) == 1
-
-
 # Batching and fairness.
 
 
@@ -445,33 +321,6 @@ def test_too_many_requests_are_refused(make_engine: MakeEngine) -> None:
     stream.cancel()
     done_of(stream)
     assert len(tokens_of(engine.generate(second, 2, GREEDY))) == 2
-
-
-def test_a_full_inbox_refuses(hooked: Callable[..., tuple[Engine, Hooked]]) -> None:
-    running, proceed = threading.Event(), threading.Event()
-
-    def before(segments: Sequence[Segment]) -> None:
-        running.set()
-        proceed.wait(10)
-
-    engine, _ = hooked(before, max_waiting=1)
-    sequence = engine.open("someone", [])
-    engine.append(sequence, PROMPT)
-    stream = engine.generate(sequence, 1, GREEDY)
-    assert running.wait(10)
-    waiting = threading.Thread(target=lambda: engine.read(sequence, len_of_history))
-    waiting.start()
-    while not engine._inbox._queue.full():
-        time.sleep(0.001)
-    with pytest.raises(ResourceExhausted, match="1 calls wait"):
-        engine.read(sequence, len_of_history)
-    stream.cancel()  # a full inbox does not lose the wake-up
-    proceed.set()
-    waiting.join()
-
-
-def len_of_history(sequence: object) -> int:
-    return len(sequence.tokens)  # type: ignore[attr-defined]
 
 
 # The end.
@@ -557,148 +406,6 @@ def test_a_dying_engine_thread_leaves_nobody_waiting(
     assert [type(end) for end in heard] == [FailedEvent]
 
 
-# Drafts.
-
-
-class Notebook:
-    """A draft state that writes down what it is told."""
-
-    def __init__(self, observed: list[int] | None = None) -> None:
-        self.observed = observed or []
-
-    def fork(self) -> "Notebook":
-        return Notebook(list(self.observed))
-
-    def rollback(self, length: int) -> None:
-        del self.observed[length:]
-
-    def export(self) -> Mapping[str, Tensor]:
-        return {"observed": torch.tensor(self.observed)}
-
-
-class Guesser:
-    """Guesses with a function of the tokens so far, and checks what it observes."""
-
-    max_draft = 3
-    hidden_layers = (0, 1)
-
-    def __init__(self, guess: Callable[[Sequence[int]], list[int]]) -> None:
-        self.guess = guess
-        self.limits: list[int] = []
-
-    def new_state(self) -> Notebook:
-        return Notebook()
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> Notebook:
-        return Notebook(tensors["observed"].tolist())
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
-        self.limits += [request.limit for request in requests]
-        return [self.guess(request.tokens) for request in requests]
-
-    def observe(self, state: Notebook, start: int, hidden: Mapping[int, Tensor]) -> None:
-        assert set(hidden) == {0, 1}
-        assert hidden[0].shape == hidden[1].shape
-        assert len(state.observed) == start
-        state.observed += range(start, start + len(hidden[0]))
-
-
-def clairvoyant(oracle: Oracle, wrong_every: int = 0) -> Callable[[Sequence[int]], list[int]]:
-    def guess(tokens: Sequence[int]) -> list[int]:
-        draft = oracle.greedy(list(tokens), 3, 2, 8)
-        if wrong_every and len(tokens) % wrong_every == 0:
-            draft[1] = (draft[1] + 1) % tiny.VOCAB
-        return draft
-
-    return guess
-
-
-@pytest.mark.parametrize("wrong_every", [0, 2, 1])
-@pytest.mark.parametrize(
-    "sampling", [GREEDY, SamplingParams(temperature=1.0, seed=3, repetition_penalty=1.3)]
-)
-def test_drafts_change_the_speed_and_never_the_output(
-    make_engine: MakeEngine, oracle: Oracle, wrong_every: int, sampling: SamplingParams
-) -> None:
-    plain, drafted = make_engine(), make_engine(None, Guesser(clairvoyant(oracle, wrong_every)))
-    prompt = PROMPT * 4
-    expected = say(plain, plain.open("someone", []), prompt, 25, sampling)
-    sequence = drafted.open("someone", [])
-    drafted.append(sequence, prompt)
-    events = list(drafted.generate(sequence, 25, sampling))
-    assert [e.token_id for e in events if isinstance(e, TokenEvent)] == expected
-    done = events[-1]
-    assert isinstance(done, DoneEvent)
-    assert done.proposed_draft_tokens > 0
-    if sampling is GREEDY and not wrong_every:
-        assert done.accepted_draft_tokens == done.proposed_draft_tokens
-    assert drafted.read(sequence, lambda s: s.draft.observed) == list(range(len(prompt) + 24))
-
-
-def test_drafts_stop_at_an_eos(make_engine: MakeEngine, oracle: Oracle) -> None:
-    answer = oracle.greedy(PROMPT, 12, 2, 8)
-    eos = answer[5]
-    expected = answer[: answer.index(eos) + 1]
-    engine = make_engine(None, Guesser(clairvoyant(oracle)))
-    sequence = engine.open("someone", [eos])
-    assert say(engine, sequence, PROMPT, 12) == expected
-    assert say(engine, sequence, [4], 1) == oracle.greedy([*PROMPT, *expected, 4], 1, 2, 8)
-
-
-def test_a_cancel_rolls_drafts_back(make_engine: MakeEngine, oracle: Oracle) -> None:
-    engine = make_engine(None, Guesser(clairvoyant(oracle)))
-    sequence = engine.open("someone", [])
-    engine.append(sequence, PROMPT * 4)
-    stream = engine.generate(sequence, 50, GREEDY)
-    kept = [e.token_id for e in (stream.next_event(10) for _ in range(4)) if isinstance(e, TokenEvent)]
-    time.sleep(0.05)
-    stream.cancel()
-    kept += tokens_of(stream)
-    spoken = PROMPT * 4 + kept
-    assert engine.read(sequence, lambda s: s.draft.observed) == list(range(len(spoken) - 1))
-    assert say(engine, sequence, [4], 9) == oracle.greedy([*spoken, 4], 9, 2, 8)
-
-
-def test_draft_state_travels_with_fork_and_export(make_engine: MakeEngine, oracle: Oracle) -> None:
-    engine = make_engine(None, Guesser(clairvoyant(oracle)))
-    sequence = engine.open("someone", [])
-    say(engine, sequence, PROMPT, 3)
-    observed = engine.read(sequence, lambda s: list(s.draft.observed))
-    assert observed == list(range(7))
-    assert engine.read(engine.fork(sequence), lambda s: s.draft.observed) == observed
-    imported = engine.import_state(engine.export_state(sequence), "someone")
-    assert engine.read(imported, lambda s: s.draft.observed) == observed
-
-
-@pytest.mark.parametrize("guess", [[], [-1, 4], [tiny.VOCAB], [4] * 50])
-def test_odd_guesses_do_no_harm(make_engine: MakeEngine, oracle: Oracle, guess: list[int]) -> None:
-    engine = make_engine(None, Guesser(lambda tokens: guess))
-    assert say(engine, engine.open("someone", []), PROMPT, 12) == oracle.greedy(PROMPT, 12, 2, 8)
-
-
-def test_a_draft_never_overruns_spare_slots_or_the_request(make_engine: MakeEngine, oracle: Oracle) -> None:
-    proposer = Guesser(clairvoyant(oracle))
-    engine = make_engine(tiny.engine_config(spare=2), proposer)
-    assert len(say(engine, engine.open("someone", []), PROMPT, 6)) == 6
-    assert max(proposer.limits) <= 2
-
-
-@pytest.mark.parametrize("method", ["propose", "observe"])
-def test_a_proposer_that_raises_costs_speed_only(
-    make_engine: MakeEngine, oracle: Oracle, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proposer = Guesser(clairvoyant(oracle))
-
-    def broken(*args: object) -> None:
-        raise ValueError("a proposer's bug")
-
-    monkeypatch.setattr(proposer, method, broken)
-    engine = make_engine(None, proposer)
-    sequence = engine.open("someone", [])
-    assert say(engine, sequence, PROMPT, 12) == oracle.greedy(PROMPT, 12, 2, 8)
-    assert engine.read(sequence, lambda s: s.draft) is None
-
-
 def test_a_fork_that_fails_gives_its_slab_back(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -718,22 +425,10 @@ def test_a_fork_that_fails_gives_its_slab_back(
     assert len(say(engine, engine.fork(sequence), [30], 3)) == 3
 
 
-def test_a_slab_that_cannot_be_reserved_fails_its_own_request(
-    make_engine: MakeEngine, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sequence_is_closed_only_if_it_is_unwanted(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    good, bad = engine.open("good", []), engine.open("bad", [])
-    reserve = KVSlab.reserve
-
-    def without_memory(slab: KVSlab, rows: int) -> int:
-        if slab is bad.slab:
-            raise MemoryError("no room to save what is overwritten")
-        return reserve(slab, rows)
-
-    monkeypatch.setattr(KVSlab, "reserve", without_memory)
-    for sequence in (good, bad):
-        engine.append(sequence, PROMPT)
-    streams = [engine.generate(sequence, 6, GREEDY) for sequence in (good, bad)]
-    assert tokens_of(streams[0]) == oracle.greedy(PROMPT, 6, 2, 8)
-    with pytest.raises(StepFailed, match="no room to save"):
-        tokens_of(streams[1])
+    sequence = engine.open("someone", [])
+    assert not engine.close_if(sequence, lambda s: False)
+    assert engine.append(sequence, PROMPT) == len(PROMPT)
+    assert engine.close_if(sequence, lambda s: s.committed == len(PROMPT))
+    assert [engine.open("someone", []) for _ in range(tiny.engine_config().capacity)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from kakeya.engine import device, scoring
+from kakeya.engine import scoring
 from kakeya.engine.engine import Engine
 from kakeya.engine.request import RequestListener, State
 from kakeya.engine.sequence import TokenSequence
@@ -18,8 +18,7 @@ from kakeya.models.decoder import Decoder
 from kakeya.observer import UNOBSERVED, EngineObserver
 from kakeya.types import FailedEvent, TokenEvent
 from support import tiny
-from support.breaking import FAULT, REASON, Breakable, fault
-from support.turns import GREEDY, done_of, say, tokens_of
+from support.engines import FAULT, GREEDY, REASON, Breakable, done_of, fault, say, tokens_of
 
 PROMPT = [5, 9, 22, 13, 7]
 ENDLESS = 100_000
@@ -290,19 +289,3 @@ def test_an_engine_that_was_shut_down_did_not_die(make: MakeBreakable) -> None:
     engine, _ = make()
     engine.shutdown()
     assert engine.ended.result(WAIT_S) is None
-
-
-@pytest.mark.parametrize(
-    "answer", [None, fault(), RuntimeError(FAULT), RuntimeError("Triton Error [CUDA]: unspecified")]
-)
-def test_a_device_is_lost_when_it_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, answer: Exception | None
-) -> None:
-    def synchronize(asked: torch.device) -> None:
-        assert asked == torch.device("cuda", 0)
-        if answer is not None:
-            raise answer
-
-    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    assert device.is_lost(torch.device("cuda", 0)) is (answer is not None)
-    assert device.is_lost(torch.device("cpu")) is False

@@ -15,9 +15,8 @@ from kakeya.models.decoder import Decoder
 from kakeya.models.rope import inverse_frequencies
 from kakeya.types import KernelChoice, Numerics
 from support import families, tiny
-from support.oracle import pair_attention
-from support.proposers import FunctionProposer
-from support.turns import say
+from support.engines import FunctionProposer, say
+from support.reference import pair_attention
 
 CONFIGS = families.BOUNDED | {
     "gemma4": transformers.Gemma4TextConfig(

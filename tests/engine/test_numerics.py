@@ -16,7 +16,7 @@ from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.state import read_state, write_state
 from kakeya.types import DType, KernelChoice, Numerics, SamplingParams, WeightFormat
 from support import tiny
-from support.turns import GREEDY, say, tokens_of
+from support.engines import GREEDY, say, tokens_of
 
 
 class Recording(CpuBackend):

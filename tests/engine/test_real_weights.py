@@ -14,9 +14,9 @@ from kakeya.models.blocks import BlockTensor
 from kakeya.models.checkpoint import Checkpoint, open_checkpoint
 from kakeya.text import Tokenizer
 from kakeya.types import BackendChoice, DType, KernelChoice, WeightFormat
-from support.device import make_device_backend
-from support.oracle import Oracle
-from support.turns import GREEDY, say
+from support.engines import GREEDY, say
+from support.reference import Oracle
+from support.tiny import make_device_backend
 
 SINK, WINDOW = 4, 20
 CONFIG = EngineConfig(

@@ -8,15 +8,13 @@ from contextlib import contextmanager
 import pytest
 
 from kakeya.engine.engine import Engine
-from kakeya.engine.request import Request, State
+from kakeya.engine.request import Request, RequestListener, State
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.stream import EventStream
 from kakeya.errors import StepFailed
-from kakeya.sessions.recording import RecordedStream
 from kakeya.types import DoneEvent, FailedEvent, StopReason, TokenEvent
 from support import tiny
-from support.planned import Room
-from support.turns import GREEDY
+from support.engines import GREEDY, Room, say, tokens_of
 
 PROMPT = [5, 9, 22, 13, 7]
 COUNT = 4
@@ -94,12 +92,9 @@ def test_an_engine_that_stops_tells_the_same_end(engine: Engine) -> None:
     assert done.stop_reason is StopReason.MAX_TOKENS
 
 
-def new_request(stream: EventStream | None = None) -> tuple[Room, Request]:
+def new_request() -> tuple[Room, Request]:
     room = Room(tiny.engine_config())
-    request = room.start("someone", len(PROMPT))
-    if stream is not None:
-        request.stream = stream
-    return room, request
+    return room, room.start("someone", len(PROMPT))
 
 
 def finish(request: Request) -> None:
@@ -138,13 +133,56 @@ def test_every_state_leads_to_the_end(
     assert room.scheduler.active == []
 
 
-def test_a_recorded_answer_keeps_its_own_end_when_it_is_cancelled_too_late() -> None:
-    stream = RecordedStream(lambda: None, 100)
-    _, request = new_request(stream)
-    finish(request)
-    taken = [stream.next_event(0), stream.next_event(0)]
-    request.cancel()
-    done = stream.next_event(0)
-    assert isinstance(done, DoneEvent)
-    assert (done.stop_reason, done.generated_token_count) == (StopReason.EOS, 2)
-    assert list(stream.replay()) == [*taken, done]
+class Diary(RequestListener):
+    """Writes down when it is called, with what the reader had taken by then."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, int]] = []
+
+    def answered(self, request: Request) -> None:
+        self.entries.append(("answered", request.stream.taken))
+
+    def ended(self, request: Request) -> None:
+        assert isinstance(request.terminal, DoneEvent)
+        self.entries.append((request.terminal.stop_reason, request.stream.taken))
+
+
+def test_a_listener_hears_the_answer_before_the_reader_does(engine: Engine) -> None:
+    sequence, diary = engine.open("someone", []), Diary()
+    engine.append(sequence, PROMPT)
+    stream = engine.generate(sequence, 3, GREEDY, diary)
+    events = [stream.next_event(10) for _ in range(4)]
+    assert isinstance(events[-1], DoneEvent)
+    assert diary.entries[0][0] == "answered"
+    engine.read(sequence, lambda s: None)
+    assert [name for name, _ in diary.entries] == ["answered", StopReason.MAX_TOKENS]
+    assert diary.entries[-1] == (StopReason.MAX_TOKENS, 3)
+
+
+def test_the_end_a_listener_hears_is_the_final_one(engine: Engine) -> None:
+    sequence, diary = engine.open("someone", []), Diary()
+    engine.append(sequence, PROMPT)
+    stream = engine.generate(sequence, 3, GREEDY, diary)
+    stream.next_event(10)
+    while not diary.entries:
+        engine.read(sequence, lambda s: None)
+    engine.close(sequence)
+    assert [name for name, _ in diary.entries] == ["answered", StopReason.CANCELLED]
+    assert diary.entries[-1] == (StopReason.CANCELLED, 1)
+
+
+class Clumsy(RequestListener):
+    """Fails at everything it hears."""
+
+    def answered(self, request: Request) -> None:
+        raise ValueError("clumsy")
+
+    ended = answered
+
+
+def test_a_listener_that_fails_harms_nobody(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    sequence = engine.open("someone", [])
+    engine.append(sequence, PROMPT)
+    assert len(tokens_of(engine.generate(sequence, 3, GREEDY, Clumsy()))) == 3
+    assert len(say(engine, sequence, [4], 3)) == 3
+    assert caplog.text.count("ValueError: clumsy") == 2

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
-from kakeya.engine import logits as row_arithmetic, sampler
-from kakeya.engine.logits import check_vocabulary, leaders
+from kakeya.engine import sampler
+from kakeya.engine.logits import check_vocabulary
 from kakeya.engine.sampler import SampleRequest, sample, uniform
 from kakeya.errors import InvalidArgument, StepFailed
 from kakeya.types import SamplingParams, TokenEvent
@@ -196,54 +196,6 @@ def test_only_a_possible_token_is_chosen_and_logits_stay(
     assert torch.equal(logits, before)
 
 
-@settings(deadline=None)
-@given(
-    st.integers(0, 2**32 - 1),
-    st.integers(1, 6000),
-    st.sampled_from(["flat", "gaussian", "peaked", "ties", "masked"]),
-    st.floats(0.01, 1.0, exclude_max=True),
-)
-def test_leaders_agree_with_a_full_sort(seed: int, size: int, shape: str, share: float) -> None:
-    rng = np.random.default_rng(seed)
-    scores = {
-        "flat": lambda: rng.normal(size=size) * 1e-3,
-        "gaussian": lambda: rng.normal(size=size) * 4,
-        "peaked": lambda: -8 * np.log(1 + rng.permutation(size)),
-        "ties": lambda: rng.integers(0, 3, size=size).astype(float),
-        "masked": lambda: np.where(rng.random(size) < 0.7, -np.inf, rng.normal(size=size)),
-    }[shape]()
-    scores[0] = np.max(scores, initial=0.0)
-    scores -= scores.max()
-    order = np.argsort(-scores, kind="stable")
-    count = 1 + int(share * (size - 1))
-    assert leaders(scores, np.ones_like, count).tolist() == sorted(order[:count].tolist())
-    target = share * np.exp(scores).sum()
-    nucleus = leaders(scores, np.exp, target)
-    assert nucleus.tolist() == sorted(order[: nucleus.size].tolist())
-    assert np.exp(scores[nucleus]).sum() >= target * (1 - 1e-12)
-    assert np.exp(scores[order[: nucleus.size - 1]]).sum() < target * (1 + 1e-12)
-
-
-def test_a_large_vocabulary_is_not_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    argsort = np.argsort
-
-    def recording(values: Any, **options: Any) -> Any:
-        sizes.append(len(values))
-        return argsort(values, **options)
-
-    monkeypatch.setattr(row_arithmetic.np, "argsort", recording)
-    flat = torch.randn(1, 49152, generator=torch.Generator().manual_seed(0))
-    for params in (
-        SamplingParams(temperature=1.0, top_p=0.9),
-        SamplingParams(temperature=1.0, top_k=50),
-        SamplingParams(top_logprobs=20),
-    ):
-        sample(flat, [SampleRequest(params, 0)])
-    assert len(sizes) == 3
-    assert max(sizes) <= 1024
-
-
 def choose(logits: Sequence[float], **settings_: Any) -> TokenEvent:
     return sample(torch.tensor([list(logits)]), [SampleRequest(SamplingParams(**settings_), 5)])[0]
 
@@ -343,10 +295,6 @@ def test_a_token_outside_the_vocabulary_is_refused(token: int) -> None:
         check_vocabulary(SamplingParams(logit_bias={0: 1.0, token: 1.0}), 8)
     with pytest.raises(InvalidArgument, match=rf"recent tokens: {token} is not"):
         sample(torch.tensor([LOGITS]), [SampleRequest(SamplingParams(presence_penalty=1.0), 0, [0, token])])
-
-
-def test_a_bias_inside_the_vocabulary_is_accepted() -> None:
-    check_vocabulary(SamplingParams(logit_bias={0: 1.0, 7: -1.0}), 8)
 
 
 def test_logprobs_are_the_models_own() -> None:

@@ -1,12 +1,14 @@
 """What a step is filled with, on real sequences that nothing computes."""
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from kakeya.config import EngineConfig
+from kakeya.engine.request import Request
 from kakeya.engine.stream import EventStream
 from kakeya.types import BackendChoice, StopReason, TokenEvent
 from support import tiny
-from support.planned import Room
+from support.engines import Room
 
 
 def config(**changes: object) -> EngineConfig:
@@ -24,13 +26,71 @@ def test_owners_share_by_tokens_and_not_by_sessions() -> None:
     assert abs(room.served["many"] - room.served["one"]) <= 16
 
 
-def test_requests_of_one_owner_share_by_tokens() -> None:
-    room = Room(config())
-    requests = [room.start("same", 400) for _ in range(4)]
-    for _ in range(20):
+@pytest.mark.parametrize("any_cut", [False, True])
+def test_prompts_of_one_owner_are_computed_one_after_another(any_cut: bool) -> None:
+    room = Room(config(), any_cut=any_cut)
+    requests = [room.start("same", 160) for _ in range(4)]
+    for _ in range(11):
         room.step()
-    written = [request.sequence.slab.written for request in requests]
-    assert max(written) - min(written) <= 8
+    # A step holds two blocks, so two prompts are on their way.
+    assert [request.emitted > 0 for request in requests] == [False, False, False, False]
+    for _ in range(11):
+        room.step()
+    assert [request.emitted > 0 for request in requests] == [True, True, False, False]
+
+
+def test_a_short_prompt_goes_before_long_ones() -> None:
+    room = Room(config(), any_cut=True)
+    for _ in range(8):
+        room.start("same", 4000)
+    room.step()
+    short = room.start("same", 10)
+    room.step()
+    room.step()
+    assert short.emitted > 0
+
+
+@given(
+    length=st.integers(20, 200),
+    others=st.lists(st.lists(st.integers(1, 200), max_size=3), min_size=60, max_size=60),
+)
+@settings(max_examples=15, deadline=None)
+def test_latecomers_pass_a_prompt_by_no_more_tokens_than_it_has(length: int, others: list[list[int]]) -> None:
+    room = Room(tiny.engine_config(capacity=200, prefill_block=16, max_batch_tokens=16), any_cut=True)
+    waiting = room.start("same", length)
+    late: dict[Request, int] = {}
+    for arrivals in others:
+        late |= {room.start("same", other): other for other in arrivals}
+        room.step()
+        for request in late:
+            if request.emitted:
+                request.max_tokens = request.emitted  # it has said all it had to say
+        if waiting.emitted:
+            return
+        assert sum(min(each.sequence.slab.written, asked) for each, asked in late.items()) <= length + 16
+    raise AssertionError("it was passed over for ever")
+
+
+def test_a_prompt_in_many_appends_has_the_place_of_one_in_one() -> None:
+    room = Room(config(), any_cut=True)
+    pieces, whole, short = (room.start("same", length) for length in (1, 200, 100))
+    for _ in range(199):
+        pieces.sequence.append([3])
+    while not short.emitted:
+        room.step()
+    assert abs(pieces.sequence.slab.written - whole.sequence.slab.written) <= 200
+    while not pieces.emitted:
+        room.step()
+    assert not whole.emitted
+
+
+def test_rows_of_prompts_beside_streams_follow_the_pace() -> None:
+    room = Room(config(max_stall_ms=40), any_cut=True)
+    room.start("reader", 400)
+    room.step()
+    room.scheduler.learn(0.1)  # a row takes some 6 ms
+    room.start("talker", 4, emitted=1)
+    assert sorted(room.step()) == [("reader", 8), ("talker", 1)]
 
 
 def test_every_stream_moves_while_a_prompt_is_read() -> None:

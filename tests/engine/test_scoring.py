@@ -14,7 +14,7 @@ from kakeya.errors import InvalidArgument
 from kakeya.runtime import Runtime
 from kakeya.types import Numerics, TokenEvent
 from support import tiny
-from support.device import make_device_backend
+from support.tiny import make_device_backend
 
 TOKENS = [(7 * at + at * at) % tiny.VOCAB for at in range(45)]
 

@@ -18,8 +18,8 @@ from kakeya.engine.state import SequenceState, read_state, write_state
 from kakeya.errors import InvalidArgument, KakeyaError, StateMismatch
 from kakeya.types import DType
 from support import tiny
-from support.oracle import Oracle
-from support.turns import say
+from support.engines import say
+from support.reference import Oracle
 
 MakeEngine = Callable[..., Engine]
 PROMPT = [5, 9, 22, 13, 7] * 5

@@ -11,12 +11,10 @@ from kakeya.http_server.state import HttpState
 from kakeya.http_server.text_sessions import TextSessions
 from kakeya.runtime import Runtime
 from kakeya.serving.commons import Commons
-from kakeya.serving.keys import KeyRing
-from kakeya.serving.workers import Workers
 from support import serving
+from support.http_clients import OWNER, Responding, responding
 from support.http_serving import client_of, eventually, serving_http
-from support.responding import OWNER, Responding, responding
-from support.served import write_chat_model
+from support.tiny import write_chat_model
 
 
 @pytest.fixture(scope="session")
@@ -58,9 +56,9 @@ def small_runtime(model: Path) -> Iterator[Runtime]:
 @pytest.fixture
 def state() -> Iterator[HttpState]:
     """That of a server which does not listen."""
-    workers = Workers(4)
-    yield HttpState(HttpConfig(), KeyRing(()), workers, Commons())
-    workers.close()
+    state = HttpState(HttpConfig(), Commons())
+    yield state
+    state.workers.close()
 
 
 @pytest.fixture

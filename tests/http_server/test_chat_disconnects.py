@@ -15,10 +15,10 @@ from kakeya.config import AdmissionConfig
 from kakeya.errors import InvariantViolation
 from kakeya.http_server import HttpServer
 from kakeya.runtime import Runtime
-from support.chatting import CHAT, TEXT, Talker, user
+from support.http_clients import CHAT, TEXT, Talker, user
 from support.http_serving import ANY_PORT, client_of, connection_to, eventually, serving_http
-from support.runtimes import sequence_of
 from support.serving import ENGINE, on_loop
+from support.tiny import sequence_of
 
 LONG = {"messages": [user("Hello")], "max_tokens": 2**30, "logit_bias": {"0": -100}}
 

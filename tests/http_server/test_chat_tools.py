@@ -10,11 +10,8 @@ import pytest
 
 from kakeya.config import CacheConfig
 from kakeya.http_server import HttpServer
-from kakeya.http_server.completions.chat import ChatChoice
 from kakeya.runtime import Runtime
-from kakeya.text.answer import Piece, TextToken
-from kakeya.text.tool_calls import ToolCallParser, write_tool_call
-from support.chatting import Talker, content_of, letter_bias, logprobs_of, streamed_content, user
+from support.http_clients import Talker, content_of, letter_bias, logprobs_of, streamed_content, user
 from support.http_serving import client_of, serving_http
 from support.serving import ENGINE
 
@@ -126,20 +123,6 @@ def test_a_required_call_parses_and_streams_alike(talker: Talker, seed: int, par
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "tool_calls"
     told = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     assert [each for part in told if part for each in part["content"]] == logprobs_of(body)
-
-
-def test_tokens_come_with_what_they_say() -> None:
-    choice = ChatChoice(0, None, None, None)  # type: ignore[arg-type]
-    choice._parser = ToolCallParser()
-    said = f"Well {write_tool_call('rest', '{}')}"
-    pieces = [Piece(each, (TextToken(at, each, [], None),)) for at, each in enumerate(said)]
-    deltas = [*(delta for piece in pieces for delta in choice._read(piece)), *choice._rest()]
-    told = [token.token_id for delta in deltas for token in delta.tokens]
-    assert told == list(range(len(said)))
-    assert [delta.tokens[-1].text for delta in deltas if delta.text] == list("Well")
-    call = next(delta for delta in deltas if delta.call is not None)
-    assert call.tokens[-1].text == "{", "a call is told with its name, before its arguments"
-    assert sum(bool(delta.tokens) for delta in deltas) > 6
 
 
 def joined_calls(chunks: list[dict[str, Any]]) -> list[tuple[str, Any]]:

@@ -14,8 +14,8 @@ from kakeya.http_server import HttpServer, app
 from kakeya.serving.keys import hash_key
 from support import odd_routes
 from support.http_serving import ANY_PORT, client_of, start
+from support.network import Papers
 from support.odd_routes import seen
-from support.papers import Papers
 from support.serving import on_loop
 
 KEY = "a-key-0123456789"

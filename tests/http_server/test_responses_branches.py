@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,8 @@ from kakeya.http_server.responses.branches import Branches
 from kakeya.http_server.responses.store import Record, ResponseStore
 from kakeya.http_server.text_sessions import TextSession, TextSessions
 from kakeya.text.prompting import Message
+from support.http_clients import record_of
+from support.loops import on_a_loop
 
 NEW = (Message("user", "More"),)
 
@@ -31,7 +32,7 @@ class Sessions(TextSessions):
     def new(self) -> TextSession:
         self.made += 1
         self.open.add(str(self.made))
-        return TextSession("me", str(self.made), (), False, "", 0, frozenset())
+        return TextSession("me", frozenset(), session_id=str(self.made))
 
     async def fork(self, session: TextSession) -> TextSession:
         await self._pass("fork")
@@ -64,20 +65,7 @@ class Office:
         self.branches = Branches(self.sessions, self.store)
 
     def record(self, name: str, parent: Record | None = None, owner: str = "me") -> Record:
-        record = Record(
-            id=name,
-            owner=owner,
-            tree=self.store.new_tree() if parent is None else parent.tree,
-            parent=parent,
-            conversation_id=None,
-            instructions=None,
-            tools=(),
-            messages=(),
-            input_items=[],
-            body={"output": []},
-            session=self.sessions.new(),
-            item_count=0,
-        )
+        record = record_of(name, parent, owner=owner, session=self.sessions.new())
         self.store.add(record)
         return record
 
@@ -89,149 +77,127 @@ def raising(error: BaseException) -> Callable[[], Awaitable[None]]:
     return fail
 
 
-def run(work: Callable[[], Awaitable[Any]]) -> None:
-    asyncio.run(asyncio.wait_for(work(), 10))  # type: ignore[arg-type]
+@on_a_loop
+async def test_a_turn_that_is_cancelled_while_it_is_written_leaves_the_copy() -> None:
+    office = Office()
+    record = office.record("a")
+    office.sessions.before["extend"] = lambda: asyncio.sleep(60)
+    turn = asyncio.create_task(office.branches.continue_from(record, NEW, keep=True, moving=0))
+    await asyncio.sleep(0.01)
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    await office.sessions.settle()
+    assert record.session is not None
+    assert office.sessions.open == {record.session.session_id} == {"2"}
 
 
-def test_a_turn_that_is_cancelled_while_it_is_written_leaves_the_copy() -> None:
-    async def work() -> None:
+@on_a_loop
+async def test_a_record_that_is_forgotten_meanwhile_leaves_no_copy() -> None:
+    for keep, call in product((True, False), ("fork", "forked", "extend")):
         office = Office()
         record = office.record("a")
-        office.sessions.before["extend"] = lambda: asyncio.sleep(60)
-        turn = asyncio.create_task(office.branches.continue_from(record, NEW, keep=True, moving=0))
-        await asyncio.sleep(0.01)
-        turn.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await turn
-        await office.sessions.settle()
-        assert record.session is not None
-        assert office.sessions.open == {record.session.session_id} == {"2"}
-
-    run(work)
-
-
-def test_a_record_that_is_forgotten_meanwhile_leaves_no_copy() -> None:
-    async def work() -> None:
-        for keep, call in product((True, False), ("fork", "forked", "extend")):
-            office = Office()
-            record = office.record("a")
-            office.sessions.before[call] = lambda: asyncio.sleep(0.01)
-            turn = asyncio.create_task(office.branches.continue_from(record, NEW, keep=keep, moving=0))
-            await asyncio.sleep(0)
-            office.store.remove(record)
-            used = await turn
-            await office.sessions.settle()
-            assert record.session is None, (keep, call)
-            assert office.sessions.open == ({used.session_id} if used is not None else set())
-
-    run(work)
-
-
-def test_a_record_that_is_forgotten_during_a_refused_turn_leaves_nothing() -> None:
-    async def work() -> None:
-        office = Office()
-        record = office.record("a")
-
-        async def refuse_late() -> None:
-            await asyncio.sleep(0.01)
-            raise ResourceExhausted("too many tokens a minute")
-
-        office.sessions.before["extend"] = refuse_late
-        turn = asyncio.create_task(office.branches.continue_from(record, NEW, keep=True, moving=0))
+        office.sessions.before[call] = lambda: asyncio.sleep(0.01)
+        turn = asyncio.create_task(office.branches.continue_from(record, NEW, keep=keep, moving=0))
         await asyncio.sleep(0)
         office.store.remove(record)
-        with pytest.raises(ResourceExhausted):
-            await turn
+        used = await turn
         await office.sessions.settle()
-        assert office.sessions.open == set()
+        assert record.session is None, (keep, call)
+        assert office.sessions.open == ({used.session_id} if used is not None else set())
 
-    run(work)
+
+@on_a_loop
+async def test_a_record_that_is_forgotten_during_a_refused_turn_leaves_nothing() -> None:
+    office = Office()
+    record = office.record("a")
+
+    async def refuse_late() -> None:
+        await asyncio.sleep(0.01)
+        raise ResourceExhausted("too many tokens a minute")
+
+    office.sessions.before["extend"] = refuse_late
+    turn = asyncio.create_task(office.branches.continue_from(record, NEW, keep=True, moving=0))
+    await asyncio.sleep(0)
+    office.store.remove(record)
+    with pytest.raises(ResourceExhausted):
+        await turn
+    await office.sessions.settle()
+    assert office.sessions.open == set()
 
 
-def test_without_room_for_a_copy_the_session_itself_goes_on() -> None:
-    async def work() -> None:
+@on_a_loop
+async def test_without_room_for_a_copy_the_session_itself_goes_on() -> None:
+    office = Office()
+    record = office.record("a")
+    office.sessions.before["fork"] = raising(ResourceExhausted("full"))
+    used = await office.branches.continue_from(record, NEW, keep=True, moving=0)
+    assert used is not None
+    assert (used.session_id, record.session) == ("1", None)
+    claimed = office.record("b")
+    claimed.claims = 1
+    kept = claimed.session
+    with pytest.raises(ResourceExhausted):
+        await office.branches.continue_from(claimed, NEW, keep=True, moving=0)
+    assert claimed.session is kept
+
+
+@on_a_loop
+async def test_one_that_nobody_else_needs_may_be_used_up_when_there_is_no_slab() -> None:
+    office = Office()
+    lone = office.record("a")
+    office.sessions.runtime.free_slabs = 0
+    used = await office.branches.continue_from(lone, NEW, keep=False, moving=0)
+    assert used is not None
+    assert (used.session_id, lone.session) == ("1", None)
+
+
+@on_a_loop
+async def test_a_session_that_broke_is_no_longer_ours() -> None:
+    for keep in (True, False):
         office = Office()
         record = office.record("a")
-        office.sessions.before["fork"] = raising(ResourceExhausted("full"))
-        used = await office.branches.continue_from(record, NEW, keep=True, moving=0)
-        assert used is not None
-        assert (used.session_id, record.session) == ("1", None)
-        claimed = office.record("b")
-        claimed.claims = 1
-        kept = claimed.session
-        with pytest.raises(ResourceExhausted):
-            await office.branches.continue_from(claimed, NEW, keep=True, moving=0)
-        assert claimed.session is kept
-
-    run(work)
+        office.sessions.before["extend"] = raising(InvariantViolation("INV-1", "broken"))
+        assert await office.branches.continue_from(record, NEW, keep=keep, moving=0) is None
+        await office.sessions.settle()
+        assert record.session is None
+        assert "2" not in office.sessions.open, "the copy was ours"
 
 
-def test_one_that_nobody_else_needs_may_be_used_up_when_there_is_no_slab() -> None:
-    async def work() -> None:
-        office = Office()
-        lone = office.record("a")
-        office.sessions.runtime.free_slabs = 0
-        used = await office.branches.continue_from(lone, NEW, keep=False, moving=0)
-        assert used is not None
-        assert (used.session_id, lone.session) == ("1", None)
-
-    run(work)
-
-
-def test_a_session_that_broke_is_no_longer_ours() -> None:
-    async def work() -> None:
-        for keep in (True, False):
-            office = Office()
-            record = office.record("a")
-            office.sessions.before["extend"] = raising(InvariantViolation("INV-1", "broken"))
-            assert await office.branches.continue_from(record, NEW, keep=keep, moving=0) is None
-            await office.sessions.settle()
-            assert record.session is None
-            assert "2" not in office.sessions.open, "the copy was ours"
-
-    run(work)
+@on_a_loop
+async def test_the_most_dispensable_are_evicted_first() -> None:
+    office = Office(capacity=40)
+    theirs = office.record("t2", office.record("t1", owner="they"), owner="they")
+    mine = office.record("m2", office.record("m1"))
+    lone, their_lone = office.record("l"), office.record("tl", owner="they")
+    given_up = []
+    while await office.branches.evict("me", False):
+        records = [record.id for record in office.store.live()]
+        given_up += [name for name in ("t1", "m1", "l", "tl") if name not in records + given_up]
+    assert given_up == ["m1", "t1", "l", "tl"]
+    assert theirs.session is not None
+    assert mine.session is not None
+    assert (lone.session, their_lone.session) == (None, None)
 
 
-def test_the_most_dispensable_are_evicted_first() -> None:
-    async def work() -> None:
-        office = Office(capacity=40)
-        theirs = office.record("t2", office.record("t1", owner="they"), owner="they")
-        mine = office.record("m2", office.record("m1"))
-        lone, their_lone = office.record("l"), office.record("tl", owner="they")
-        given_up = []
-        while await office.branches.evict("me", False):
-            records = [record.id for record in office.store.live()]
-            given_up += [name for name in ("t1", "m1", "l", "tl") if name not in records + given_up]
-        assert given_up == ["m1", "t1", "l", "tl"]
-        assert theirs.session is not None
-        assert mine.session is not None
-        assert (lone.session, their_lone.session) == (None, None)
-
-    run(work)
+@on_a_loop
+async def test_what_has_no_session_any_more_is_simply_forgotten() -> None:
+    office = Office()
+    record = office.record("a")
+    await office.branches.give_up(record)
+    assert office.sessions.open == set()
+    assert await office.branches.continue_from(record, NEW, keep=True, moving=0) is None
+    office.store.remove(record)
+    assert record.is_gone
 
 
-def test_what_has_no_session_any_more_is_simply_forgotten() -> None:
-    async def work() -> None:
-        office = Office()
-        record = office.record("a")
-        await office.branches.give_up(record)
-        assert office.sessions.open == set()
-        assert await office.branches.continue_from(record, NEW, keep=True, moving=0) is None
-        office.store.remove(record)
-        assert record.is_gone
-
-    run(work)
-
-
-def test_who_is_over_its_own_quota_closes_only_its_own() -> None:
-    async def work() -> None:
-        office = Office()
-        theirs = office.record("t1", owner="they")
-        assert await office.branches.evict("me", True) is False
-        assert theirs.session is not None
-        busy = office.record("m1")
-        async with busy.lock:
-            assert await office.branches.evict("me", True) is False, "somebody is going on from it"
-        assert await office.branches.evict("me", True) is True
-
-    run(work)
+@on_a_loop
+async def test_who_is_over_its_own_quota_closes_only_its_own() -> None:
+    office = Office()
+    theirs = office.record("t1", owner="they")
+    assert await office.branches.evict("me", True) is False
+    assert theirs.session is not None
+    busy = office.record("m1")
+    async with busy.lock:
+        assert await office.branches.evict("me", True) is False, "somebody is going on from it"
+    assert await office.branches.evict("me", True) is True

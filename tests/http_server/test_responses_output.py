@@ -17,10 +17,8 @@ def piece(text: str) -> Piece:
     return Piece(text, (TextToken(1, text, list(text.encode()), -1.0, ((text, list(text.encode()), -1.0),)),))
 
 
-def writer(
-    *, reads_calls: bool = True, with_logprobs: bool = False, tells_events: bool = True
-) -> OutputWriter:
-    return OutputWriter(reads_calls=reads_calls, with_logprobs=with_logprobs, tells_events=tells_events)
+def writer(*, reads_calls: bool = True, tells_events: bool = True) -> OutputWriter:
+    return OutputWriter(reads_calls=reads_calls, tells_events=tells_events)
 
 
 def test_text_before_a_call_is_a_message_of_its_own() -> None:
@@ -78,7 +76,7 @@ def test_nothing_said_is_an_empty_message() -> None:
 
 
 def test_tokens_come_with_the_text_that_they_end_in() -> None:
-    output = writer(with_logprobs=True)
+    output = writer()
     events = told(output, "a <", "b", " ", "")
     deltas = [event for event in events if event["type"].endswith("text.delta")]
     assert "".join(event["delta"] for event in deltas) == "a <b "
@@ -90,7 +88,7 @@ def test_tokens_come_with_the_text_that_they_end_in() -> None:
 
 
 def test_tokens_without_text_come_at_the_end() -> None:
-    output = writer(reads_calls=False, with_logprobs=True)
+    output = writer(reads_calls=False)
     events = told(output, "a", "")
     deltas = [event for event in events if event["type"].endswith("text.delta")]
     assert [(event["delta"], [each["token"] for each in event["logprobs"]]) for event in deltas] == [
@@ -100,7 +98,7 @@ def test_tokens_without_text_come_at_the_end() -> None:
 
 
 def test_tokens_of_a_call_are_nobodys() -> None:
-    output = writer(with_logprobs=True)
+    output = writer()
     told(output, "x", CALL, "y")
     first, _, last = output.output
     assert [each["token"] for each in first["content"][0]["logprobs"]] == ["x"]
@@ -109,7 +107,7 @@ def test_tokens_of_a_call_are_nobodys() -> None:
 
 def test_without_a_reader_there_are_no_events_and_the_same_output() -> None:
     said = ("x", CALL, "y")
-    silent, telling = (writer(with_logprobs=True, tells_events=tells) for tells in (False, True))
+    silent, telling = (writer(tells_events=tells) for tells in (False, True))
     assert told(silent, *said) == []
     assert told(telling, *said) != []
     assert silent.message().content == telling.message().content == "x\ny"

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from kakeya.http_server.responses.store import Conversation, Record, ResponseStore
-from kakeya.http_server.text_sessions import TextSession
+from kakeya.http_server.responses.store import Conversation, Record, ResponseStore, Tree
 from kakeya.text.prompting import Message
+from support.http_clients import record_of
 
 
 class Clock:
@@ -34,35 +34,14 @@ def store(clock: Clock, gone: list[str]) -> ResponseStore:
     return ResponseStore(3, 16.0, lambda record: gone.append(record.id), clock)
 
 
-def session(name: str) -> TextSession:
-    return TextSession("me", name, (), False, "", 0, frozenset())
-
-
 def record(store: ResponseStore, name: str, parent: Record | None = None, **fields: Any) -> Record:
-    made = Record(
-        **{
-            "id": name,
-            "owner": "me",
-            "tree": store.new_tree() if parent is None else parent.tree,
-            "parent": parent,
-            "conversation_id": None,
-            "instructions": None,
-            "tools": (),
-            "messages": (Message("user", name), Message("assistant", name.upper())),
-            "input_items": [{"id": name}],
-            "body": {"output": [{"id": name.upper()}]},
-            "session": session(name),
-            "item_count": 2,
-            **fields,
-        }
-    )
+    made = record_of(name, parent, **fields)
     store.add(made)
     return made
 
 
 def conversation(store: ResponseStore, name: str, head: Record | None = None) -> Conversation:
-    tree = store.new_tree() if head is None else head.tree
-    made = Conversation(id=name, owner="me", tree=tree, created_at=0, metadata={})
+    made = Conversation("me", {}, [], (), Tree() if head is None else head.tree, id=name)
     made.move_to(head)
     store.add_conversation(made)
     return made
@@ -73,6 +52,7 @@ def test_a_chain_knows_all_that_was_said(store: ResponseStore) -> None:
     assert [each.id for each in last.chain()] == ["a", "b", "c"]
     assert [message.content for message in last.conversation_messages()] == ["a", "A", "b", "B", "c", "C"]
     assert [item["id"] for item in last.items()] == ["a", "A", "b", "B", "c", "C"]
+    assert last.item_count == 6
 
 
 def test_continued_responses_give_way_and_heads_do_not(store: ResponseStore, gone: list[str]) -> None:

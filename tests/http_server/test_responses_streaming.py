@@ -11,8 +11,8 @@ from openai import AsyncOpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from support.http_clients import GREEDY, OWNER, Responding, cached, history, responding, text_of
 from support.http_serving import connection_to, eventually
-from support.responding import GREEDY, OWNER, Responding, cached, history, responding, text_of
 from support.serving import on_loop
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

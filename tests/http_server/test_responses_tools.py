@@ -7,7 +7,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from support.responding import GREEDY, Responding, cached, history, text_of
+from support.http_clients import GREEDY, Responding, cached, history, text_of
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CITY = {

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from kakeya.http_server.streaming import merged
+from support.loops import on_a_loop
 
 
 class Source:
@@ -30,52 +31,41 @@ class Source:
 
 
 @pytest.mark.parametrize("counts", [[3], [3, 0, 5], [0], []])
-def test_every_source_comes_whole_and_in_order(counts: list[int]) -> None:
-    async def collect() -> list[tuple[int, int]]:
-        return [item async for item in merged([Source(count).numbers() for count in counts])]
-
-    items = asyncio.run(collect())
+@on_a_loop
+async def test_every_source_comes_whole_and_in_order(counts: list[int]) -> None:
+    items = [item async for item in merged([Source(count).numbers() for count in counts])]
     for number, count in enumerate(counts):
         assert [value for source, value in items if source == number] == list(range(count))
 
 
 @pytest.mark.parametrize("others", [0, 2])
-def test_the_first_error_ends_all(others: int) -> None:
+@on_a_loop
+async def test_the_first_error_ends_all(others: int) -> None:
     sources = [Source(2, fails=True), *(Source(10**6) for _ in range(others))]
-
-    async def collect() -> None:
+    with pytest.raises(ValueError, match="broken"):
         async for _ in merged([source.numbers() for source in sources]):
             pass
-
-    with pytest.raises(ValueError, match="broken"):
-        asyncio.run(collect())
     assert all(source.is_closed for source in sources)
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_whoever_leaves_leaves_nothing_behind(count: int) -> None:
+@on_a_loop
+async def test_whoever_leaves_leaves_nothing_behind(count: int) -> None:
     sources = [Source(10**6) for _ in range(count)]
-
-    async def leave() -> None:
-        stream = merged([source.numbers() for source in sources])
-        async for number, value in stream:
-            if value == 5 and number == 0:
-                break
-        await stream.aclose()
-        assert all(source.is_closed for source in sources)
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(leave())
+    stream = merged([source.numbers() for source in sources])
+    async for number, value in stream:
+        if value == 5 and number == 0:
+            break
+    await stream.aclose()
+    assert all(source.is_closed for source in sources)
+    assert len(asyncio.all_tasks()) == 1
 
 
-def test_a_slow_reader_slows_the_sources() -> None:
+@on_a_loop
+async def test_a_slow_reader_slows_the_sources() -> None:
     sources = [Source(10**6) for _ in range(3)]
-
-    async def read_slowly() -> None:
-        stream = merged([source.numbers() for source in sources])
-        await anext(stream)
-        await asyncio.sleep(0.05)
-        assert max(source.given for source in sources) <= 2
-        await stream.aclose()
-
-    asyncio.run(read_slowly())
+    stream = merged([source.numbers() for source in sources])
+    await anext(stream)
+    await asyncio.sleep(0.05)
+    assert max(source.given for source in sources) <= 2
+    await stream.aclose()

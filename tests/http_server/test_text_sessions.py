@@ -9,23 +9,17 @@ from typing import Any
 import pytest
 
 from kakeya.config import HttpConfig, Quotas, RuntimeConfig
-from kakeya.errors import (
-    HistoryMismatch,
-    InvalidArgument,
-    ResourceExhausted,
-    SessionNotFound,
-)
+from kakeya.errors import HistoryMismatch, InvalidArgument, ResourceExhausted, SessionNotFound
 from kakeya.http_server.completions.held import HeldConversations
 from kakeya.http_server.generation import Answer
 from kakeya.http_server.state import HttpState
 from kakeya.http_server.text_sessions import TextSession, TextSessions
 from kakeya.runtime import Runtime
 from kakeya.serving.commons import Commons
-from kakeya.serving.keys import KeyRing
-from kakeya.serving.workers import Workers
 from kakeya.text.prompting import Message
 from kakeya.types import SamplingParams
 from support.http_serving import eventually
+from support.loops import on_a_loop
 from support.serving import ENGINE
 
 HELLO = Message("user", "Hello")
@@ -34,92 +28,84 @@ SYSTEM = Message("system", "Be brief.")
 
 async def say(sessions: TextSessions, session: TextSession) -> str:
     answer = Answer(sessions, session, 4, SamplingParams(logit_bias={0: -100.0}))
-    async for _ in answer:
-        pass
-    session.record(Message("assistant", answer.text), answer)
-    return answer.text
+    said = "".join([piece.text async for piece in answer])
+    session.record(Message("assistant", said), answer)
+    return said
 
 
-def test_a_session_pins_its_opening(sessions: TextSessions, small_runtime: Runtime) -> None:
+@on_a_loop
+async def test_a_session_pins_its_opening(sessions: TextSessions, small_runtime: Runtime) -> None:
     async def start(*messages: Message) -> Any:
         session = await sessions.start("me", messages, label="a label")
         return small_runtime.info(session.session_id, owner="me")
 
-    brief = asyncio.run(start(SYSTEM, HELLO))
+    brief = await start(SYSTEM, HELLO)
     opening = len(small_runtime.tokenizer.encode("<|system|>Be brief.<|end|>\n<|user|>"))
     assert (brief.sink, brief.client_label) == (opening, "a label")
-    assert asyncio.run(start(HELLO)).sink == 2
-    endless = asyncio.run(start(Message("system", "Q" * 100), HELLO))
+    assert (await start(HELLO)).sink == 2
+    endless = await start(Message("system", "Q" * 100), HELLO)
     assert endless.sink == 32
 
 
-def test_extending_appends_what_is_new_alone(
+@on_a_loop
+async def test_extending_appends_what_is_new_alone(
     sessions: TextSessions, state: HttpState, small_runtime: Runtime
 ) -> None:
-    async def talk() -> None:
-        session = await sessions.start("me", [SYSTEM, HELLO])
-        assert session.history_length == len(small_runtime.tokenizer.chat_ids(_dicts([SYSTEM, HELLO])))
-        await say(sessions, session)
-        before = session.history_length
-        new = Message("user", "And?")
-        assert await sessions.extend(session, [new])
-        added = small_runtime.tokenizer.encode("<|end|>\n<|user|>And?<|end|>\n<|assistant|>")
-        assert session.history_length == before + len(added)
-        assert session.messages[-1] == new
-        assert small_runtime.info(session.session_id, owner="me").history_length == session.history_length
-
-    asyncio.run(talk())
+    session = await sessions.start("me", [SYSTEM, HELLO])
+    assert session.history_length == len(small_runtime.tokenizer.chat_ids(_dicts([SYSTEM, HELLO])))
+    await say(sessions, session)
+    before = session.history_length
+    new = Message("user", "And?")
+    assert await sessions.extend(session, [new])
+    added = small_runtime.tokenizer.encode("<|end|>\n<|user|>And?<|end|>\n<|assistant|>")
+    assert session.history_length == before + len(added)
+    assert session.messages[-1] == new
+    assert small_runtime.info(session.session_id, owner="me").history_length == session.history_length
 
 
 def _dicts(messages: list[Message]) -> list[dict[str, str]]:
     return [{"role": message.role, "content": message.content} for message in messages]
 
 
-def test_a_template_that_rewrites_leaves_the_session_as_it_was(
+@on_a_loop
+async def test_a_template_that_rewrites_leaves_the_session_as_it_was(
     sessions: TextSessions, state: HttpState, small_runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def talk() -> None:
-        session = await sessions.start("me", [HELLO])
-        await say(sessions, session)
-        before = replace(session)
-        monkeypatch.setattr(sessions.prompter, "after_answer", lambda *args, **options: None)
-        assert not await sessions.extend(session, [HELLO])
-        assert session == before
-        assert small_runtime.info(session.session_id, owner="me").history_length == before.history_length
-
-    asyncio.run(talk())
+    session = await sessions.start("me", [HELLO])
+    await say(sessions, session)
+    before = replace(session)
+    monkeypatch.setattr(sessions.prompter, "after_answer", lambda *args, **options: None)
+    assert not await sessions.extend(session, [HELLO])
+    assert session == before
+    assert small_runtime.info(session.session_id, owner="me").history_length == before.history_length
 
 
-def test_what_happened_to_the_session_is_told(
+@on_a_loop
+async def test_what_happened_to_the_session_is_told(
     sessions: TextSessions, state: HttpState, small_runtime: Runtime
 ) -> None:
-    async def talk() -> None:
-        session = await sessions.start("me", [HELLO])
-        await say(sessions, session)
-        small_runtime.append(session.session_id, [5], owner="me")
-        with pytest.raises(HistoryMismatch):
-            await sessions.extend(session, [HELLO])
-        await sessions.close(session)
-        await sessions.close(session)
-        with pytest.raises(SessionNotFound):
-            await sessions.extend(session, [HELLO])
-
-    asyncio.run(talk())
+    session = await sessions.start("me", [HELLO])
+    await say(sessions, session)
+    small_runtime.append(session.session_id, [5], owner="me")
+    with pytest.raises(HistoryMismatch):
+        await sessions.extend(session, [HELLO])
+    await sessions.close(session)
+    await sessions.close(session)
+    with pytest.raises(SessionNotFound):
+        await sessions.extend(session, [HELLO])
 
 
-def test_a_fork_goes_its_own_way(sessions: TextSessions, state: HttpState, small_runtime: Runtime) -> None:
-    async def talk() -> None:
-        session = await sessions.start("me", [HELLO])
-        await say(sessions, session)
-        twin = await sessions.fork(session)
-        assert replace(twin, session_id=session.session_id) == session
-        await sessions.extend(twin, [Message("user", "And?")])
-        assert await say(sessions, twin)
-        assert session.history_length < twin.history_length
-        await sessions.extend(session, [Message("user", "And?")])
-        assert session.history_length == small_runtime.info(session.session_id, owner="me").history_length
-
-    asyncio.run(talk())
+@on_a_loop
+async def test_a_fork_goes_its_own_way(sessions: TextSessions, small_runtime: Runtime) -> None:
+    session = await sessions.start("me", [HELLO])
+    await say(sessions, session)
+    twin = await sessions.fork(session)
+    assert replace(twin, session_id=session.session_id) == session
+    await sessions.extend(twin, [Message("user", "And?")])
+    assert await say(sessions, twin)
+    assert session.history_length < twin.history_length
+    await sessions.extend(session, [Message("user", "And?")])
+    assert session.history_length == small_runtime.info(session.session_id, owner="me").history_length
 
 
 @pytest.mark.parametrize("messages", [[], [Message("robot", "x")], [Message("user", "\ud800")]])
@@ -134,41 +120,38 @@ def test_a_start_that_fails_leaves_no_session(
 def test_an_append_that_is_refused_leaves_no_session(model: Path) -> None:
     quotas = RuntimeConfig(quotas=Quotas(tokens_per_minute=5))
     with Runtime.open(str(model), replace(ENGINE, capacity=3), quotas) as runtime:
-        workers, commons = Workers(2), Commons()
+        state = HttpState(HttpConfig(), Commons())
         asked: list[str] = []
 
         async def evict(owner: str, own_only: bool) -> bool:
             asked.append(owner)
             return True
 
-        commons.eviction.add(evict)
-        sessions = TextSessions(runtime, HttpState(HttpConfig(), KeyRing(()), workers, commons))
+        state.eviction.add(evict)
         with pytest.raises(ResourceExhausted, match="tokens_per_minute"):
-            asyncio.run(sessions.start("me", [HELLO]))
+            asyncio.run(TextSessions(runtime, state).start("me", [HELLO]))
         assert asked == [], "an eviction would not help"
         assert runtime.free_slabs == 3
-        workers.close()
+        state.workers.close()
 
 
-def test_caches_give_way_in_turn(sessions: TextSessions, state: HttpState, small_runtime: Runtime) -> None:
-    async def crowd() -> None:
-        one = HeldConversations(sessions, 9, 60)
-        two = HeldConversations(sessions, 9, 60)
-        state.eviction.add(one.evict)
-        state.eviction.add(two.evict)
-        for held, owner in ((one, "me"), (two, "me"), (two, "you")):
-            session = await sessions.start(owner, [HELLO])
-            await say(sessions, session)
-            await held.hold(session)
-        for kept in ((0, 2), (0, 1), (0, 0)):
-            await sessions.start("me", [HELLO])
-            assert (len(one), len(two)) == kept
-        with pytest.raises(ResourceExhausted, match="no free slab"):
-            await sessions.start("me", [HELLO])
-        with pytest.raises(ResourceExhausted, match="no free slab"):
-            await sessions.score("me", [5, 6], 0)
-
-    asyncio.run(crowd())
+@on_a_loop
+async def test_caches_give_way_in_turn(sessions: TextSessions, state: HttpState) -> None:
+    one = HeldConversations(sessions, 9, 60)
+    two = HeldConversations(sessions, 9, 60)
+    state.eviction.add(one.evict)
+    state.eviction.add(two.evict)
+    for held, owner in ((one, "me"), (two, "me"), (two, "you")):
+        session = await sessions.start(owner, [HELLO])
+        await say(sessions, session)
+        await held.hold(session)
+    for kept in ((0, 2), (0, 1), (0, 0)):
+        await sessions.start("me", [HELLO])
+        assert (len(one), len(two)) == kept
+    with pytest.raises(ResourceExhausted, match="no free slab"):
+        await sessions.start("me", [HELLO])
+    with pytest.raises(ResourceExhausted, match="no free slab"):
+        await sessions.score("me", [5, 6], 0)
 
 
 def test_whoever_is_cancelled_leaves_no_session(sessions: TextSessions, small_runtime: Runtime) -> None:
@@ -215,9 +198,7 @@ def test_scoring_ends_with_its_caller(
     assert blocks == 1
 
 
-def test_a_session_of_tokens_ends_as_the_model_does(sessions: TextSessions) -> None:
-    async def start() -> TextSession:
-        return await sessions.start_tokens("me", [5, 6, 7])
-
-    session = asyncio.run(start())
+@on_a_loop
+async def test_a_session_of_tokens_ends_as_the_model_does(sessions: TextSessions) -> None:
+    session = await sessions.start_tokens("me", [5, 6, 7])
     assert (session.history_length, session.end_token_ids, session.messages) == (3, {0}, ())

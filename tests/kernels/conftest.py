@@ -11,13 +11,9 @@ ISAS = ("avx512-vnni", "avx2", "neon-dotprod", "generic")
 
 
 @pytest.fixture(autouse=True)
-def calm_torch() -> Iterator[None]:
+def calm_torch(one_torch_thread: None) -> None:
     """One seed, and one thread for the many tiny products of the references."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     torch.manual_seed(20)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kakeya.kernels import Kernels
-from support import kernel_reference as reference
+from support import reference
 
 LAYER, LAYERS = 1, 2
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from kakeya.errors import CorruptCheckpoint
 from kakeya.kernels import Kernels, PackedMatrix
 from kakeya.kernels.native import BLOCK_BYTES
-from support import kernel_reference as reference
+from support import reference
 from support.gguf_files import SCALE_OFFSETS, random_blocks
 
 FORMATS = tuple(BLOCK_BYTES)

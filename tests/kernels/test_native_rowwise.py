@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kakeya.kernels import Kernels
-from support import kernel_reference as reference
+from support import reference
 
 
 @pytest.mark.parametrize("rows, columns", [(1, 1), (1, 576), (3, 16), (5, 33), (70, 100), (2, 1000)])

@@ -1,12 +1,14 @@
 """Tables of embeddings: rows out of a file's blocks have the bits of the whole table expanded."""
 
+from functools import partial
+
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
 from kakeya import kernels as native
 from kakeya.models.blocks import BlockFormat, BlockTensor
-from kakeya.models.embedding import BlockEmbedding, DenseEmbedding, Embedding, PackedEmbedding
+from kakeya.models.embedding import Embedding, block_rows, dense_rows
 from kakeya.types import KernelChoice
 from support import gguf_files
 
@@ -16,8 +18,8 @@ IDS = torch.tensor([3, 0, 16, 3])
 def _embedding(table: BlockTensor, choice: KernelChoice) -> Embedding:
     kernels = native.load(choice)
     if kernels is None:
-        return BlockEmbedding(table)
-    return PackedEmbedding(kernels, kernels.pack_blocks(table.format.name, table.raw, 512), 512)
+        return partial(block_rows, table)
+    return partial(kernels.dequantize_rows, kernels.pack_blocks(table.format.name, table.raw, 512), 512)
 
 
 @pytest.mark.parametrize("choice", [KernelChoice.TORCH, KernelChoice.NATIVE])
@@ -34,7 +36,7 @@ def test_rows_of_blocks(kind: Kind, choice: KernelChoice) -> None:
 def test_rows_of_floats_are_copies(dtype: torch.dtype) -> None:
     table = torch.randn(17, 8).to(dtype)
     kept = table.clone()
-    rows = DenseEmbedding(table)(IDS)
+    rows = dense_rows(table, IDS)
     assert rows.dtype == torch.float32
     assert torch.equal(rows, kept[IDS].float())
     rows.zero_()

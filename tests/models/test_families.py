@@ -9,10 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from kakeya.models.checkpoint import open_checkpoint
-from kakeya.models.decoder import Decoder
-from kakeya.models.loader import load_decoder
-from kakeya.types import DType, Numerics, WeightFormat
-from support.families import GEMMA4, SHAPE, VOCAB, decoder_logits, expected_logits, save_random
+from support.families import GEMMA4, SHAPE, VOCAB, decoder_logits, expected_logits, load_float32, save_random
 
 # Longer than every local window and every original context below.
 TOKENS = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -159,16 +156,6 @@ CASES: dict[str, transformers.PreTrainedConfig] = {
         image_token_index=VOCAB - 1,
     ),
 }
-
-
-def load_float32(directory: Path) -> Decoder:
-    return load_decoder(
-        open_checkpoint(directory),
-        dtype=DType.FLOAT32,
-        weights=WeightFormat.NATIVE,
-        numerics=Numerics.FAST,
-        kernels=None,
-    )
 
 
 @pytest.mark.parametrize("case", CASES)

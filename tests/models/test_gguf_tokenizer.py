@@ -416,7 +416,7 @@ def test_missing_scores_are_named() -> None:
     [
         ("tokens", [], "tokens must be a list of strings"),
         ("tokens", ["a", 5], "tokens must be a list of strings"),
-        ("tokens", 5, "tokens must be Sequence, got int"),
+        ("tokens", 5, "tokens must be a list of strings"),
         ("tokens", ["a", "b", "a"], "tokens 0 and 2 are both 'a'"),
         ("token_type", [1, 1], "token_type must hold 455 numbers"),
         ("token_type", ["x"] * 455, "token_type must hold 455 numbers"),
@@ -430,8 +430,8 @@ def test_missing_scores_are_named() -> None:
         ("eos_token_id", -1, "eos_token_id is -1"),
         ("unknown_token_id", 2**32 - 1, "unknown_token_id is 4294967295"),
         ("padding_token_id", 999, "padding_token_id is 999"),
-        ("bos_token_id", "1", "bos_token_id must be int, got str"),
-        ("add_bos_token", "yes", "add_bos_token must be bool, got str"),
+        ("bos_token_id", "1", "bos_token_id must be a whole number, got '1'"),
+        ("add_bos_token", "yes", "add_bos_token must be true or false, got 'yes'"),
     ],
 )
 def test_broken_metadata_is_named(key: str, value: Any, message: str, byte_level: dict[str, Any]) -> None:
@@ -446,6 +446,6 @@ def test_a_promised_bos_must_exist(byte_level: dict[str, Any]) -> None:
 
 
 def test_a_template_must_be_text(byte_level: dict[str, Any]) -> None:
-    with pytest.raises(CorruptCheckpoint, match="chat_template must be text, got list"):
+    with pytest.raises(CorruptCheckpoint, match="chat_template must be a text, got"):
         tokenizer_files({**byte_level, "tokenizer.chat_template": []})
     assert tokenizer_files(byte_level).chat_template is None

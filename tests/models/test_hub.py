@@ -22,18 +22,12 @@ from kakeya.errors import ConfigError, DownloadFailed, KakeyaError, ModelNotFoun
 from kakeya.models import catalogue, hub, store
 from kakeya.models.checkpoint import open_checkpoint
 from support import tiny
-from support.fake_hub import FakeHub, running_hub
+from support.fakes import FakeHub, running_hub
 
 WEIGHTS = b"weights of the model" * 50
 CHUNK = 100
 DIGEST = hashlib.sha256(WEIGHTS).hexdigest()
 GATED = (403, {"X-Error-Code": "GatedRepo"})
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(store.CACHE_VARIABLE, str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -104,7 +98,7 @@ def test_the_only_gguf_file_is_taken(fake: FakeHub) -> None:
 def test_a_gguf_file_so_small_that_the_hub_keeps_it_in_git(
     fake: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("support.fake_hub._LARGE", ())
+    monkeypatch.setattr("support.fakes._LARGE", ())
     fake.add("org/name", {"m.gguf": WEIGHTS})
     assert catalogue.pull("org/name").read_bytes() == WEIGHTS
     assert catalogue.pull("org/name").read_bytes() == WEIGHTS

@@ -1,4 +1,4 @@
-"""Weight formats, the decoder's own doors, and the default model."""
+"""Weight formats, and the default model."""
 
 import time
 from pathlib import Path
@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 from gguf import GGMLQuantizationType as Kind
-from safetensors.torch import load_file
 
 from kakeya import kernels as native
 from kakeya.errors import CorruptCheckpoint
@@ -19,7 +18,7 @@ from kakeya.models.decoder import Decoder
 from kakeya.models.loader import load_decoder
 from kakeya.types import DType, KernelChoice, Numerics, WeightFormat
 from support import gguf_files, tiny
-from support.families import decoder_logits, plain_attend
+from support.families import decoder_logits
 
 TOKENS = torch.randint(0, tiny.VOCAB, (24,), generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -66,57 +65,6 @@ def test_formats_of_a_float_checkpoint(
     reference = decoder_logits(load(directory), TOKENS)
     error = (decoder_logits(decoder, TOKENS) - reference).abs().mean() / reference.abs().mean()
     assert error < (0.3 if weights == "int4" else 0.03)
-
-
-def test_parameters_are_counted_once(directory: Path) -> None:
-    stored = sum(tensor.numel() for tensor in load_file(directory / "model.safetensors").values())
-    for weights in WeightFormat:
-        assert load(directory, weights).num_parameters == stored
-
-
-@pytest.mark.parametrize("kernels", [KernelChoice.TORCH, KernelChoice.NATIVE])
-def test_exact_decoding_of_any_batch(kernels: KernelChoice, directory: Path) -> None:
-    """All but attention: a row's hidden state and logits have the same bits in every company."""
-    for dtype, weights in ((F32, WeightFormat.AUTO), (BF16, WeightFormat.AUTO), (BF16, WeightFormat.INT4)):
-        decoder = load(directory, weights, dtype, Numerics.EXACT, kernels)
-
-        def attend(_layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            return (q + k.repeat_interleave(2, dim=1) + v.repeat_interleave(2, dim=1)).flatten(1)
-
-        with torch.inference_mode():
-            together = decoder.logits(decoder.forward(torch.tensor(TOKENS), attend))
-            for place, token in enumerate(TOKENS):
-                alone = decoder.logits(decoder.forward(torch.tensor([token]), attend))
-                assert torch.equal(alone[0], together[place])
-
-
-def test_tap_sees_every_layer(directory: Path) -> None:
-    decoder = load(directory)
-    seen: list[tuple[int, torch.Tensor]] = []
-    with torch.inference_mode():
-        attend = plain_attend(decoder.config, len(TOKENS))
-        tapped = decoder.forward(
-            torch.tensor(TOKENS), attend, lambda layer, hidden: seen.append((layer, hidden.clone()))
-        )
-        plain = decoder.forward(torch.tensor(TOKENS), attend)
-    assert torch.equal(tapped, plain)
-    assert [layer for layer, _ in seen] == [0, 1]
-    weight = load_file(directory / "model.safetensors")["model.norm.weight"]
-    last = torch.nn.functional.rms_norm(seen[-1][1], (32,), weight, 1e-5)
-    assert torch.allclose(last, plain, atol=1e-6)
-
-
-def test_attend_is_handed_views_of_one_result(directory: Path) -> None:
-    def attend(_layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        assert (q.shape, k.shape, v.shape) == ((3, 4, 16), (3, 2, 16), (3, 2, 16))
-        assert (
-            q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
-        )
-        assert q.stride() == k.stride() == v.stride() == (128, 16, 1)
-        return torch.zeros(3, 64)
-
-    with torch.inference_mode():
-        load(directory).forward(torch.tensor([1, 2, 3]), attend)
 
 
 def test_rows_that_are_not_whole_groups_stay_float(tmp_path: Path) -> None:

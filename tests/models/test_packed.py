@@ -30,7 +30,7 @@ from kakeya.models.blocks import BlockFormat, BlockTensor
 from kakeya.models.checkpoint import open_checkpoint
 from kakeya.models.decoder import Decoder
 from kakeya.models.loader import load_decoder
-from kakeya.models.packed import PackRequest, packed_parts
+from kakeya.models.packed import packed_parts
 from kakeya.types import DType, KernelChoice, Numerics, WeightFormat
 from support import gguf_files
 from support.families import decoder_logits
@@ -46,8 +46,9 @@ class Files:
     source: Path
     folder: Path
 
-    def parts(self, requests: list[PackRequest] | None = None) -> dict[str, PackedPart]:
-        return packed_parts(self.kernels, [self.source], REQUESTS if requests is None else requests)
+    def parts(self, *names: str) -> dict[str, PackedPart]:
+        wanted = {name: MATRICES[name] for name in names or MATRICES}
+        return packed_parts(self.kernels, [self.source], wanted)
 
     def packs(self) -> list[Path]:
         return sorted(self.folder.glob("*.safetensors"))
@@ -56,12 +57,15 @@ class Files:
         return sorted(self.folder.glob(f"{store.WORKSPACE_PREFIX}*"))
 
 
-def request_of(name: str, kind: Kind, rows: int, seed: int = 0) -> PackRequest:
-    raw = torch.from_numpy(gguf_files.random_blocks(kind, rows, 256, seed))
-    return PackRequest(name, BlockTensor(BlockFormat[kind.name], raw, f"blk.{name}.weight"))
+def matrix_of(name: str, kind: Kind, rows: int) -> BlockTensor:
+    raw = torch.from_numpy(gguf_files.random_blocks(kind, rows, 256, 0))
+    return BlockTensor(BlockFormat[kind.name], raw, f"blk.{name}.weight")
 
 
-REQUESTS = [request_of("a", Kind.Q4_K, 37), request_of("b", Kind.Q6_K, 16), request_of("c", Kind.Q4_0, 5)]
+MATRICES = {
+    name: matrix_of(name, kind, rows)
+    for name, kind, rows in (("a", Kind.Q4_K, 37), ("b", Kind.Q6_K, 16), ("c", Kind.Q4_0, 5))
+}
 
 
 @pytest.fixture
@@ -89,7 +93,7 @@ def same(found: dict[str, PackedPart], expected: dict[str, PackedPart]) -> bool:
 
 
 def in_memory(files: Files) -> dict[str, PackedPart]:
-    return packed_parts(files.kernels, [], REQUESTS)
+    return packed_parts(files.kernels, [], MATRICES)
 
 
 def refuse_to_pack(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +208,7 @@ def test_a_damaged_pack_is_made_anew(files: Files, damage: Callable[[bytes], byt
 
 
 def test_a_pack_of_other_matrices_is_made_anew(files: Files) -> None:
-    files.parts(REQUESTS[:2])
+    files.parts("a", "b")
     wait_for_the_disk()
     assert same(files.parts(), in_memory(files))
     wait_for_the_disk()
@@ -213,7 +217,7 @@ def test_a_pack_of_other_matrices_is_made_anew(files: Files) -> None:
 
 
 def test_nothing_to_pack_leaves_nothing(files: Files) -> None:
-    assert files.parts([]) == {}
+    assert packed_parts(files.kernels, [files.source], {}) == {}
     assert same(in_memory(files), in_memory(files))
     assert not files.folder.exists()
 
@@ -266,13 +270,13 @@ def test_a_disk_that_fails_in_the_background(
 
 
 def test_scales_that_are_not_numbers_are_named_and_leave_nothing(files: Files) -> None:
-    request = request_of("bad", Kind.Q4_K, 3)
-    request.blocks.raw[1, :2] = torch.from_numpy(np.array([np.nan], dtype=np.float16).view(np.uint8))
+    bad = matrix_of("bad", Kind.Q4_K, 3)
+    bad.raw[1, :2] = torch.from_numpy(np.array([np.nan], dtype=np.float16).view(np.uint8))
     for sources in ([], [files.source]):
         with pytest.raises(
             CorruptCheckpoint, match=r"tensor blk\.bad\.weight holds scales that are not finite"
         ):
-            packed_parts(files.kernels, sources, [REQUESTS[0], request])
+            packed_parts(files.kernels, sources, {"a": MATRICES["a"], "bad": bad})
     assert files.packs() == files.temporaries() == []
 
 
@@ -328,7 +332,7 @@ def test_a_note_that_was_cut_short_is_not_believed(files: Files, digested: list[
 def test_all_files_of_a_split_model_are_digested(files: Files, digested: list[Path], tmp_path: Path) -> None:
     second = tmp_path / "second.gguf"
     second.write_bytes(b"more")
-    packed_parts(files.kernels, [files.source, second], REQUESTS)
+    packed_parts(files.kernels, [files.source, second], MATRICES)
     files.parts()
     wait_for_the_disk()
     assert digested == [files.source, second, files.source]

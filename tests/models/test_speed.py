@@ -3,9 +3,9 @@ import pytest
 from kakeya.kernels import native
 from kakeya.models import speed
 from kakeya.models.fitting import Geometry
-from kakeya.models.speed import MeasuredProduct, measure
+from kakeya.models.speed import MeasuredMatmul, measure
 
-PRODUCT = MeasuredProduct(weight_bytes_per_s=10e9, multiply_adds_per_s=100e9, threads=2, isa="avx2")
+PRODUCT = MeasuredMatmul(weight_bytes_per_s=10e9, multiply_adds_per_s=100e9, threads=2, isa="avx2")
 
 
 def test_a_token_reads_the_weights_once() -> None:

@@ -13,12 +13,6 @@ from kakeya.errors import DownloadFailed
 from kakeya.models import store
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(store.CACHE_VARIABLE, str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def test_cache_dir_is_the_variable_or_the_users_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.cache_dir() == cache
     assert store.models_dir() == cache / "models"

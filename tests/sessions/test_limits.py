@@ -9,7 +9,7 @@ from kakeya.config import Quotas, RuntimeConfig
 from kakeya.errors import InvalidArgument, ResourceExhausted
 from kakeya.runtime import Runtime
 from kakeya.sessions.limits import Limits
-from support.runtimes import PROMPT, answer, new_session
+from support.tiny import PROMPT, answer, new_session
 
 OpenTiny = Callable[..., Runtime]
 

@@ -9,8 +9,8 @@ import pytest
 from kakeya.config import Quotas, RuntimeConfig
 from kakeya.errors import InvariantViolation, SessionNotFound, Unavailable
 from kakeya.runtime import Runtime
-from kakeya.sessions import Sweeper
-from support.runtimes import PROMPT, new_session, sequence_of
+from kakeya.sessions.sweep import Sweeper
+from support.tiny import PROMPT, new_session, sequence_of
 
 OpenTiny = Callable[..., Runtime]
 

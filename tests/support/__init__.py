@@ -1,1 +1,1 @@
-"""What several test files share: tiny real checkpoints and the oracle."""
+"""What several test files share, in modules named by what they give."""

@@ -1,12 +1,8 @@
 """What the tests of foreign clients share: where the server is, what they ask it, and how to keep it busy."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import httpx
@@ -73,23 +69,3 @@ def all_places_taken(served: Served) -> Iterator[ExitStack]:
             answer = stack.enter_context(client.stream("POST", f"{served.url}/completions", json=body))
             assert answer.status_code == 200
         yield stack
-
-
-def run_python(*arguments: str) -> str:
-    """What a program of its own prints. Our support can be imported there."""
-    own = {
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-        "NO_PROXY": "127.0.0.1",
-        "no_proxy": "127.0.0.1",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # or it asks the internet for prices when it is imported
-    }
-    ended = subprocess.run(
-        [sys.executable, *arguments],
-        env=os.environ | own,
-        timeout=110,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout

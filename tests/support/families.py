@@ -6,9 +6,12 @@ import torch
 import transformers
 from torch import Tensor
 
+from kakeya.models.checkpoint import Checkpoint, open_checkpoint
 from kakeya.models.config import ModelConfig
 from kakeya.models.decoder import Attend, Decoder
+from kakeya.models.loader import load_decoder
 from kakeya.models.rope import rope_tables
+from kakeya.types import DType, Numerics, WeightFormat
 
 VOCAB = 71
 SHAPE = {
@@ -105,6 +108,14 @@ def save_random(
 @torch.inference_mode()
 def expected_logits(model: transformers.PreTrainedModel, tokens: list[int]) -> Tensor:
     return model(input_ids=torch.tensor([tokens])).logits[0]
+
+
+def load_float32(source: Path | Checkpoint) -> Decoder:
+    """A checkpoint's own weights, multiplied in float32 by torch."""
+    checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
+    return load_decoder(
+        checkpoint, dtype=DType.FLOAT32, weights=WeightFormat.NATIVE, numerics=Numerics.FAST, kernels=None
+    )
 
 
 @torch.inference_mode()

@@ -11,9 +11,11 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Kind
 
+from support.families import SHAPE
+
 Array = npt.NDArray[np.float32]
 
-
+LLAMA = transformers.LlamaConfig(**SHAPE)
 # Where the architecture has another name than the model type.
 ARCHITECTURE_OF = {
     "mistral": "llama",
@@ -47,6 +49,23 @@ def write_model(
         writer.add_tensor(stored, _laid_out(name, parameter.numpy(), architecture, config))
     for stored, array in (tensors or {}).items():
         writer.add_tensor(stored, array)
+    return finish(writer, path)
+
+
+def write_bare(
+    path: Path,
+    config: transformers.PreTrainedConfig = LLAMA,
+    architecture: str = "llama",
+    tensors: Mapping[str, Array] | None = None,
+    **metadata: object,
+) -> Path:
+    """The geometry of `config`, these metadata and tensors, and an embedding of five tokens: nothing else."""
+    writer = gguf.GGUFWriter(path, architecture)
+    add_geometry(writer, config, stated=metadata)
+    add_metadata(writer, metadata)
+    writer.add_tensor("token_embd.weight", np.zeros((5, config.hidden_size), dtype=np.float32))
+    for name, array in (tensors or {}).items():
+        writer.add_tensor(name, array)
     return finish(writer, path)
 
 

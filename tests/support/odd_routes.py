@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
@@ -50,7 +51,13 @@ async def stream(ending: str) -> Response:
         if ending == "late-error":
             raise ValueError("something that nobody may see")
 
-    return EventStreamResponse(events(), release, {"x-odd": "yes"})
+    return EventStreamResponse(events(), releasing(release))
+
+
+def releasing(release: Callable[[], Awaitable[None]]) -> AsyncExitStack:
+    stack = AsyncExitStack()
+    stack.push_async_callback(release)
+    return stack
 
 
 @router.get("/odd/text")
@@ -78,7 +85,7 @@ async def flood() -> Response:
     async def release() -> None:
         seen["released"] += 1
 
-    return EventStreamResponse(events(), release)
+    return EventStreamResponse(events(), releasing(release))
 
 
 @router.post("/odd/work")

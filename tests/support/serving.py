@@ -1,8 +1,11 @@
-"""A real gRPC server over a tiny model: in this process, on an event loop of its own."""
+"""Real gRPC servers over a tiny model: in this process, on an event loop of its own, or as a process."""
 
 import asyncio
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -10,16 +13,21 @@ from typing import Any, TypeVar
 
 import grpc
 
+from kakeya.client import AsyncClient
 from kakeya.config import CacheConfig, EngineConfig, RuntimeConfig, ServerConfig
 from kakeya.grpc_server import Server
 from kakeya.runtime import Runtime
-from kakeya.types import DType, Numerics, WeightFormat
+from kakeya.types import DType, Numerics, ShareBeginnings, WeightFormat
 from kakeya.wire import runtime_pb2 as pb, runtime_pb2_grpc
-from support.served import write_chat_model
+from support.tiny import write_chat_model
+from support.untraced import untraced_environment
 
 T = TypeVar("T")
 
 VOCAB = 320
+# Of the server process that the tests of the client share.
+KEY, OTHER_KEY = "first-key", "second-key"
+CAPACITY = 6
 ANY_PORT = ServerConfig(bind="127.0.0.1:0", shutdown_grace_s=5.0)
 ENGINE = EngineConfig(
     cache=CacheConfig(sink=2, window=30, spare=8),
@@ -30,6 +38,8 @@ ENGINE = EngineConfig(
     threads=1,
     prefill_block=16,
     max_batch_tokens=64,
+    # Tests see by the cached tokens whether a session was continued.
+    share_beginnings=ShareBeginnings.OFF,
 )
 
 
@@ -106,3 +116,54 @@ def new_session(stub: Any, tokens: list[int] | None = None, **call: Any) -> str:
 
 def token_ids(events: Iterator[pb.GenerateEvent]) -> list[int]:
     return [event.token.id for event in events if event.WhichOneof("event") == "token"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serve(model: Path, *flags: str) -> Iterator[str]:
+    """The server's address, once it serves and while it does."""
+    address = f"127.0.0.1:{free_port()}"
+    program = "from kakeya.cli import main; main()"
+    command: Sequence[str] = [sys.executable, "-c", program, "serve"]
+    listen = ("--bind", address, "--http", "off")
+    process = subprocess.Popen(
+        [*command, "--model", str(model), *listen, "--log-level", "warning", *flags],
+        env=untraced_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        banner = process.stderr.readline()
+        assert f"on {address}" in banner, banner + process.stderr.read()
+        yield address
+    finally:
+        process.terminate()
+        said = process.communicate(timeout=20)[1]
+        assert process.returncode == 0, said
+
+
+def close_sessions(address: str) -> None:
+    """Close every session of a server without keys, by its gRPC address."""
+
+    async def closed() -> None:
+        async with AsyncClient(address) as client:
+            for info in await client.list_sessions():
+                await client.session(info.session_id).close()
+
+    asyncio.run(closed())
+
+
+def drive(address: str, scenario: Callable[[AsyncClient], Awaitable[None]]) -> None:
+    """Play a scenario with a client of the server that has keys."""
+
+    async def played() -> None:
+        async with AsyncClient(address, api_key=KEY) as client:
+            await scenario(client)
+
+    asyncio.run(played())

@@ -1,22 +1,36 @@
-"""Tiny random checkpoints, written to real files and loaded through the real readers."""
+"""Tiny random models: their files, and the decoder, the backends, the engine and the runtime over them."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import tokenizers
 import torch
 from safetensors.torch import save_file
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from kakeya import kernels as native
 from kakeya.config import CacheConfig, EngineConfig
-from kakeya.engine.cpu.backend import CpuBackend
+from kakeya.engine.beginnings import GRANULE
+from kakeya.engine.cpu.backend import CpuBackend, cpu_pool
+from kakeya.engine.cuda.backend import CudaBackend
+from kakeya.engine.cuda.weights import load_weights
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import Proposer
+from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import SlabPool, slab_geometry
+from kakeya.kernels.gpu import load_gpu_kernels
 from kakeya.models.checkpoint import open_checkpoint
+from kakeya.models.config import ModelConfig
 from kakeya.models.decoder import Decoder
+from kakeya.models.hf_config import config_from_hf
 from kakeya.models.loader import load_decoder
-from kakeya.types import DType, KernelChoice, Numerics, WeightFormat
+from kakeya.runtime import Runtime
+from kakeya.text import Tokenizer
+from kakeya.types import DType, Event, KernelChoice, Numerics, TokenizerFiles, WeightFormat
 
 VOCAB = 61
 LLAMA = {
@@ -37,6 +51,32 @@ LLAMA = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
+CORPUS = ["the quick brown fox, it's 12345", "Größe naïve 日本語", "hello hello  world\n\n"] * 4
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+PROMPT = [5, 9, 22, 13, 7]
+# A config.json that nothing is written for: fingerprints and refusals are pinned to it.
+CONFIG_JSON: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10_000.0,
+}
+CPU = torch.device("cpu")
+
+
+def parse_config(**changes: Any) -> ModelConfig:
+    """What `CONFIG_JSON` with these changes is understood as."""
+    return config_from_hf(CONFIG_JSON | changes)
 
 
 def write_llama(directory: Path, seed: int = 0, **changes: object) -> Path:
@@ -73,6 +113,65 @@ def write_llama(directory: Path, seed: int = 0, **changes: object) -> Path:
     return directory
 
 
+def write_chat_model(directory: Path, vocab_size: int | None = None) -> Path:
+    """A random Llama over the byte-level test vocabulary; its EOS is what closes a turn in the template.
+
+    Its own vocabulary may be padded to `vocab_size`.
+    """
+    files = byte_level_files()
+    size = vocab_size or tokenizers.Tokenizer.from_buffer(files.tokenizer_json).get_vocab_size()
+    write_llama(directory, vocab_size=size, eos_token_id=0)
+    (directory / "tokenizer.json").write_bytes(files.tokenizer_json)
+    settings = {"chat_template": files.chat_template, "eos_token": files.eos_token}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+def byte_level_files() -> TokenizerFiles:
+    """Special tokens 0 to 2, then bytes and merges, and one added token that only looks like bytes."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|end|>", "<|user|>", "<|assistant|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens([AddedToken("ïĠ", normalized=False)])
+    return TokenizerFiles(tokenizer.to_str().encode(), chat_template=TEMPLATE, eos_token="<|end|>")
+
+
+def sentencepiece_files() -> TokenizerFiles:
+    """<unk>, <s>, </s>, the bytes, then pieces. Texts get a space in front and begin with <s>."""
+    trained = tokenizers.Tokenizer(models.BPE())
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trained.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=120, show_progress=False, max_token_length=6)
+    )
+    model = json.loads(trained.to_str())["model"]
+    pieces = ["<unk>", "<s>", "</s>", *BYTE_TOKENS, *sorted(model["vocab"], key=model["vocab"].get)]
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(
+            vocab={piece: index for index, piece in enumerate(pieces)},
+            merges=[tuple(merge) for merge in model["merges"]],
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return TokenizerFiles(tokenizer.to_str().encode(), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
 def engine_config(sink: int = 2, window: int = 8, spare: int = 4, **changes: object) -> EngineConfig:
     """Small shapes, float32, torch kernels: what a test compares with the oracle."""
     base = EngineConfig(
@@ -100,9 +199,53 @@ def load(directory: Path, config: EngineConfig) -> Decoder:
 
 
 def make_backend(decoder: Decoder, config: EngineConfig, fingerprint: str = "tiny") -> CpuBackend:
-    pool = SlabPool(slab_geometry(decoder.config, config), config.capacity)
-    return CpuBackend(decoder, pool, config.numerics, native.load(config.kernels), fingerprint)
+    return CpuBackend(
+        decoder, cpu_pool(decoder, config), config.numerics, native.load(config.kernels), fingerprint
+    )
+
+
+def make_device_backend(
+    directory: Path, config: EngineConfig, device: torch.device = CPU, fingerprint: str = "tiny"
+) -> CudaBackend:
+    """The CUDA backend over the checkpoint in `directory`; on a CPU with torch kernels and without graphs."""
+    checkpoint = open_checkpoint(directory)
+    weights = load_weights(checkpoint, dtype=config.dtype, weights=config.weights, device=device)
+    pool = SlabPool(slab_geometry(checkpoint.config, config), config.capacity, device, GRANULE)
+    kernels = load_gpu_kernels(device, config.kernels)
+    backend = CudaBackend(weights, pool, config.numerics, kernels, fingerprint, config, device)
+    backend.capture()
+    return backend
 
 
 def make_engine(decoder: Decoder, config: EngineConfig, proposer: Proposer | None = None) -> Engine:
     return Engine(make_backend(decoder, config), config, proposer).start()
+
+
+@contextmanager
+def tiny_runtime(directory: Path, config: EngineConfig | None = None, **options: object) -> Iterator[Runtime]:
+    """A runtime over the tiny checkpoint in `directory`; its tokenizer is a stranger to the model."""
+    threads = torch.get_num_threads()
+    config = config or engine_config(threads=1)
+    checkpoint, tokenizer = open_checkpoint(directory), Tokenizer(byte_level_files())
+    try:
+        with Runtime.open(checkpoint, config, name="tiny", tokenizer=tokenizer, **options) as runtime:
+            yield runtime
+    finally:
+        torch.set_num_threads(threads)
+
+
+def new_session(runtime: Runtime, prompt: list[int] = PROMPT, **options: object) -> str:
+    """A session that never ends by itself, with a prompt in it."""
+    session_id = runtime.create_session(eos_token_ids=(), **options)
+    runtime.append(session_id, prompt, owner=options.get("owner", "local"))
+    return session_id
+
+
+def answer(runtime: Runtime, session_id: str, count: int, **options: object) -> list[Event]:
+    """All events of one generate."""
+    return list(runtime.generate(session_id, count, **options))
+
+
+def sequence_of(runtime: Runtime, session_id: str, owner: str = "local") -> TokenSequence:
+    """The engine's half of a session, to look at or to break."""
+    return runtime._store.get(session_id, owner).sequence

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from kakeya.text import AnswerText, Tokenizer
 from kakeya.text.answer import Piece
 from kakeya.types import TokenEvent, TokenLogprob
-from support.vocabularies import byte_level_files
+from support.tiny import byte_level_files
 
 TOKENIZER = Tokenizer(byte_level_files())
 

@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 
 from kakeya.errors import InvalidArgument
 from kakeya.text import Detokenizer, Tokenizer
-from support.vocabularies import byte_level_files, sentencepiece_files
+from support.tiny import byte_level_files, sentencepiece_files
 
 BYTE_LEVEL = Tokenizer(byte_level_files())
 SENTENCEPIECE = Tokenizer(sentencepiece_files())

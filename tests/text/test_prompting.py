@@ -7,7 +7,7 @@ import pytest
 from kakeya.text import Tokenizer
 from kakeya.text.prompting import Message, Prompter, ToolCall, written_tools
 from kakeya.types import TokenizerFiles
-from support.vocabularies import byte_level_files
+from support.tiny import byte_level_files
 
 CLOCK = {
     "type": "function",

@@ -1,6 +1,5 @@
 """The tokenizer's door: encoding, decoding, special tokens, and what it refuses."""
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,13 +9,12 @@ from typing import Any
 import pytest
 import tokenizers
 from hypothesis import given, strategies as st
-from tokenizers import decoders, models, pre_tokenizers
 
-from kakeya.errors import CorruptCheckpoint, InvalidArgument, UnsupportedModel
+from kakeya.errors import CorruptCheckpoint, InvalidArgument
 from kakeya.models.checkpoint import open_checkpoint
 from kakeya.text import Tokenizer
 from kakeya.types import TokenizerFiles
-from support.vocabularies import byte_level_files, sentencepiece_files
+from support.tiny import byte_level_files, sentencepiece_files
 
 BYTE_LEVEL = Tokenizer(byte_level_files())
 SENTENCEPIECE = Tokenizer(sentencepiece_files())
@@ -89,28 +87,6 @@ def test_one_token_as_bytes_and_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_text(2) in ("<|assistant|>", "</s>")
 
 
-def test_an_added_token_is_not_written_in_the_byte_alphabet() -> None:
-    [token_id] = BYTE_LEVEL.encode("ïĠ")
-    assert BYTE_LEVEL.token_bytes(token_id) == "ïĠ".encode()
-    assert BYTE_LEVEL.decode(BYTE_LEVEL.encode("a ïĠ b")) == "a ïĠ b"
-
-
-def test_a_token_outside_the_byte_alphabet_stands_for_itself() -> None:
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "日 ": 1}, merges=[]))
-    tokenizer.decoder = decoders.ByteLevel()
-    assert Tokenizer(TokenizerFiles(tokenizer.to_str().encode())).decode([0, 1]) == "a日 "
-
-
-@pytest.mark.parametrize("scheme", ["always", "first", "never"])
-def test_a_metaspace_decoder_drops_the_space_it_added(scheme: Any) -> None:
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab={"▁": 0, "a": 1, "▁a": 2}, merges=[("▁", "a")]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
-    built = Tokenizer(TokenizerFiles(tokenizer.to_str().encode()))
-    assert built.encode("a a") == ([1, 2] if scheme == "never" else [2, 2])
-    assert built.decode(built.encode("a a")) == tokenizer.decode(built.encode("a a")) == "a a"
-
-
 @pytest.mark.parametrize("bad", [301, 10**6, -1, 2**40, "x", None, 1.5])
 def test_an_unknown_id_is_refused(bad: Any) -> None:
     for call in (BYTE_LEVEL.token_text, BYTE_LEVEL.token_bytes, lambda each: BYTE_LEVEL.decode([0, each])):
@@ -160,16 +136,6 @@ def test_a_broken_file_is_refused(text: str) -> None:
 def test_a_named_token_must_exist(name: str) -> None:
     with pytest.raises(CorruptCheckpoint, match=f"the {name} token '<nope>' is not in"):
         Tokenizer(replace(BYTE_LEVEL.files, **{f"{name}_token": "<nope>"}))
-
-
-@pytest.mark.parametrize(
-    ("decoder", "named"), [(None, "no decoder"), (decoders.WordPiece(), "WordPiece"), (decoders.CTC(), "CTC")]
-)
-def test_a_decoder_that_is_not_understood_is_refused_by_name(decoder: Any, named: str) -> None:
-    content = json.loads(BYTE_LEVEL.files.tokenizer_json)
-    content["decoder"] = decoder and json.loads(decoder.__getstate__())
-    with pytest.raises(UnsupportedModel, match=named):
-        Tokenizer(TokenizerFiles(json.dumps(content).encode()))
 
 
 def test_text_never_imports_torch() -> None:

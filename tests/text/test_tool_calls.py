@@ -17,7 +17,7 @@ from kakeya.text.tool_calls import (
     ToolSpec,
     write_tool_call,
 )
-from support.tool_calls import parse_tool_calls
+from support.grammars import parse_tool_calls
 
 WEATHER = write_tool_call("get_weather", '{"city": "Paris"}')
 CLOCK = write_tool_call("clock", "{}")

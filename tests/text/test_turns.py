@@ -8,7 +8,7 @@ from kakeya.errors import InvalidArgument
 from kakeya.text import Tokenizer
 from kakeya.text.turns import Turns, opening_of, pinned_tokens
 from kakeya.types import TokenizerFiles
-from support.vocabularies import byte_level_files
+from support.tiny import byte_level_files
 
 END = 0
 CHATML = (

@@ -67,6 +67,13 @@ class Benchmark(ABC, Generic[R]):
         """Values of fields for which the command line says nothing."""
         return {}
 
+    def require_least(self, **limits: float) -> None:
+        """Refuse fields below these limits; one that is None is not there. Raises ConfigError."""
+        for name, limit in limits.items():
+            value = getattr(self, name)
+            if value is not None and value < limit:
+                raise ConfigError(f"{name.replace('_', '-')} must be at least {limit}, got {value}")
+
     def check(self, *, picture: bool) -> None:
         """Refuse what cannot be, before anything is fetched. `picture`: one is wanted. Raises ConfigError."""
 
@@ -131,7 +138,7 @@ class Run(Generic[R]):
         return replace(results, bystanders_share=share, abort_reason=self.interruption.reason)
 
     @contextmanager
-    def watching(self, pids: Sequence[int]) -> Iterator[None]:
+    def watching(self, pids: Sequence[int | None]) -> Iterator[None]:
         """Everybody but these processes is a bystander meanwhile. Leave it before the processes end."""
         self._bystanders = Bystanders(pids)
         try:

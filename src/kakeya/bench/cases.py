@@ -1,13 +1,22 @@
 """What `bench engine` measures on each side, and how the sides take their turns. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from kakeya.types import SamplingParams
 
 # A decode is timed once every session has joined the batch and before the first one leaves it: sessions
 # start a step or two apart, so a few rounds at both ends are generated and not counted.
 LEAD_IN = 2
 LEAD_OUT = 4
+GREEDY = "greedy"
+# The ways of choosing tokens that are compared.
+CHOICES = {
+    GREEDY: SamplingParams(),
+    "top-p": SamplingParams(temperature=0.7, top_p=0.95),
+    "top-p and penalty": SamplingParams(temperature=0.7, top_p=0.95, repetition_penalty=1.1),
+}
 
 
 @dataclass(frozen=True)
@@ -24,13 +33,9 @@ class Case:
     steps: int = 0
     choice: str | None = None
 
-    @property
-    def is_prompt(self) -> bool:
-        return self.tokens > 0
-
-    @property
     def label(self) -> str:
-        if self.is_prompt:
+        """All but the steps, in words."""
+        if self.tokens:
             return f"prompt of {self.tokens:,}"
         plural = "session" if self.sessions == 1 else "sessions"
         chosen = f", {self.choice}" if self.choice else ""
@@ -55,57 +60,71 @@ class Side(Protocol):
         ...
 
 
+Speeds = dict[tuple[str, Case], list[float]]
+
+
 @dataclass(frozen=True)
 class Plan:
-    """The cases, in groups whose repetitions are interleaved, and how often each is repeated."""
+    """The cases, in groups whose repetitions are interleaved. The last group samples, on our side alone."""
 
-    groups: tuple[tuple[Case, ...], ...]
-    repeats: int
-    sampled: tuple[Case, ...] = ()
-    """One more group, for our side."""
+    groups: Sequence[tuple[Case, ...]]
 
-    @property
-    def cases(self) -> tuple[Case, ...]:
-        return tuple(case for group in self.groups for case in group)
+    @classmethod
+    def full(cls) -> "Plan":
+        """What the targets are stated for."""
+        alone = tuple(Case(0, 1, history, 32) for history in (64, 1024, 2048, 4096, 16384))
+        together = [tuple(Case(0, n, history, 16) for n in (8, 16, 32)) for history in (64, 1024)]
+        return cls([(Case(128), Case(512)), alone, *together, _sampled(64, {1: 64, 16: 32, 32: 32})])
 
-    @property
-    def most_sessions(self) -> int:
-        """Sessions that must exist at once: the largest batch, or a group's histories and one copy."""
-        return max(
-            len({case.history for case in group if not case.is_prompt}) + max(case.sessions for case in group)
-            for group in (*self.groups, self.sampled)
-            if group
-        )
-
-    @property
-    def largest_of_each_kind(self) -> tuple[Case, ...]:
-        """The longest prompt, the largest batch and the same sampled: what needs the most scratch memory."""
-        prompt = max(self.cases, key=lambda case: case.tokens)
-        batch = max(self.cases, key=lambda case: (not case.is_prompt, case.sessions, case.history))
-        return prompt, batch, *self.sampled[-1:]
+    @classmethod
+    def quick(cls) -> "Plan":
+        """A few seconds of the same kinds of work, to see that everything runs."""
+        alone = (Case(0, 1, 16, 4), Case(0, 1, 64, 4))
+        return cls([(Case(32),), alone, (Case(0, 2, 16, 4),), _sampled(16, {1: 8, 2: 8})])
 
     def limited(self, longest_history: int | None, most_sessions: int | None) -> "Plan":
         """What a large model or a short evening allows; None for no limit. Prompts are never left out."""
 
         def fits(case: Case) -> bool:
-            return case.history <= (longest_history or case.history) and case.sessions <= (
-                most_sessions or case.sessions
-            )
+            short = longest_history is None or case.history <= longest_history
+            return short and (most_sessions is None or case.sessions <= most_sessions)
 
-        groups = (tuple(filter(fits, group)) for group in self.groups)
-        return Plan(
-            tuple(group for group in groups if group), self.repeats, tuple(filter(fits, self.sampled))
+        return Plan([kept for group in self.groups if (kept := tuple(filter(fits, group)))])
+
+    def sessions_at_once(self) -> int:
+        """Sessions that must exist together: a group's histories and its largest batch of copies."""
+        return max(
+            len({case.history for case in group if not case.tokens}) + max(case.sessions for case in group)
+            for group in self.groups
         )
 
-    def pieces_of_work(self, sides: int) -> int:
-        """How many pieces of work `run_group` will announce over the whole plan."""
-        return (len(self.cases) * sides + len(self.sampled)) * (self.repeats + 1)
+    def largest_of_each_kind(self) -> tuple[Case, Case, Case]:
+        """The longest prompt, the largest batch and the same sampled: what needs the most scratch memory."""
+        cases = [case for group in self.groups for case in group]
+        greedy = [case for case in cases if not case.choice]
+        prompt = max(greedy, key=lambda case: case.tokens)
+        return prompt, max(greedy, key=lambda case: (case.sessions, case.history)), cases[-1]
+
+    def pieces_of_work(self, sides: int, repeats: int) -> int:
+        """How many pieces of work `measure` will announce."""
+        return sum(len(group) * (1 if group[0].choice else sides) for group in self.groups) * (repeats + 1)
+
+    def measure(
+        self, sides: Sequence[Side], repeats: int, announce: Callable[[str], None]
+    ) -> Iterator[Speeds]:
+        """All speeds so far, after each group. The first side is ours."""
+        speeds: Speeds = {}
+        for group in self.groups:
+            speeds |= _in_turns(sides[:1] if group[0].choice else sides, group, repeats, announce)
+            yield speeds
 
 
-Speeds = dict[tuple[str, Case], list[float]]
+def _sampled(history: int, steps: dict[int, int]) -> tuple[Case, ...]:
+    """Every choice with so many steps for so many sessions."""
+    return tuple(Case(0, count, history, steps[count], choice) for count in steps for choice in CHOICES)
 
 
-def run_group(
+def _in_turns(
     sides: Sequence[Side], cases: Sequence[Case], repeats: int, announce: Callable[[str], None]
 ) -> Speeds:
     """Prepare every case on every side, then measure them in turn, `repeats` times over.
@@ -117,12 +136,12 @@ def run_group(
     try:
         for case in cases:
             for side in sides:
-                announce(f"{side.name}: preparing {case.label}")
+                announce(f"{side.name}: preparing {case.label()}")
                 side.prepare(case)
         for repetition in range(repeats):
             for case in cases:
-                for side in sides if repetition % 2 == 0 else tuple(reversed(sides)):
-                    announce(f"{side.name}: {case.label}")
+                for side in sides if repetition % 2 == 0 else sides[::-1]:
+                    announce(f"{side.name}: {case.label()}")
                     speeds[side.name, case].append(side.measure(case))
     finally:
         for side in sides:

@@ -4,8 +4,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from functools import cache
 from importlib.resources import files
+from itertools import accumulate
+from typing import Any
 
 from kakeya.bench.tables import Chart, Series
 
@@ -25,6 +27,17 @@ def style() -> str:
     return files("kakeya.bench").joinpath("data", "page.css").read_text(encoding="utf-8")
 
 
+@cache
+def templates() -> dict[str, Any]:
+    """Those in data/, which escape what they are given. The first call takes time and memory."""
+    import jinja2
+
+    loader = jinja2.PackageLoader("kakeya.bench", "data")
+    found = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    found.filters |= {"px": "{:.1f}".format, "number": "{:,.6g}".format}
+    return {name: found.get_template(name) for name in ("page.html", "chart.svg")}
+
+
 def picture(chart: Chart) -> str:
     """A chart as an SVG file of its own, for a README."""
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">'
@@ -35,16 +48,8 @@ def picture(chart: Chart) -> str:
 
 def draw(chart: Chart) -> str:
     """The chart as an element of a page."""
-    plot = _Plot(chart)
-    parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.title)}">',
-        *_grid(plot),
-        *_legend(chart),
-        *_mark(plot),
-        *(_bars(plot) if chart.bars else _lines(plot)),
-        "</svg>",
-    ]
-    return "\n".join(parts)
+    svg: str = templates()["chart.svg"].render(plot=_Plot(chart), chart=chart)
+    return svg
 
 
 def round_up(value: float) -> float:
@@ -97,7 +102,9 @@ def _place_axis(places: Sequence[float], *, log: bool) -> _Axis:
 
 
 class _Plot:
-    """A chart with its axes laid out in pixels."""
+    """A chart with its axes laid out in pixels, for the template."""
+
+    width, height, left, right, top, bottom = WIDTH, HEIGHT, LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM
 
     def __init__(self, chart: Chart) -> None:
         self.chart = chart
@@ -126,10 +133,31 @@ class _Plot:
             return [(tick, f"{tick:,.6g}" if tick < 1e6 else f"{tick:,.0f}") for tick in self.x_axis.ticks]
         return list(zip(self.at, map(str, self.chart.at), strict=True))
 
+    @property
+    def legend(self) -> list[tuple[int, str]]:
+        """Each name and where it begins, from the width of those before."""
+        names = [series.name for series in self.chart.series]
+        starts = accumulate((32 + 7 * len(name) for name in names[:-1]), initial=LEFT)
+        return list(zip(starts, names, strict=False))
+
+    @property
+    def mark(self) -> tuple[float, str] | None:
+        mark, axis = self.chart.mark, self.x_axis
+        return (self.x(mark[0]), mark[1]) if mark and axis.first <= mark[0] <= axis.last else None
+
     def points(self, series: Series) -> list[tuple[int, float, float]]:
         """The place and the pixels of each measurement."""
         pairs = zip(self.at, series.values, strict=True)
         return [(n, self.x(x), self.y(y)) for n, (x, y) in enumerate(pairs) if y is not None]
+
+    def bars(self, number: int, series: Series) -> list[tuple[int, float, float, float]]:
+        """The place of each measurement, the left edge of its bar, the bar's width and its upper edge."""
+        group = 0.76 / max(1, len(self.series))
+        width = self.x(0.94 * group) - self.x(0)
+        return [(n, self.x(n - 0.38 + group * number), width, y) for n, _, y in self.points(series)]
+
+    def hint(self, series: Series, place: int) -> str:
+        return f"{series.name}, {self.chart.at[place]}: {series.values[place]:,.6g} {self.chart.unit}"
 
 
 def _thinned(values: Sequence[float | None]) -> list[float | None]:
@@ -138,78 +166,3 @@ def _thinned(values: Sequence[float | None]) -> list[float | None]:
     groups = [values[start : start + size] for start in range(0, len(values), size)]
     measured = [[value for value in group if value is not None] for group in groups]
     return [statistics.median(group) if group else None for group in measured]
-
-
-def _grid(plot: _Plot) -> list[str]:
-    parts = [_text(LEFT - 8, TOP - 16, plot.chart.unit, "end")]
-    for value in plot.y_axis.ticks:
-        y = plot.y(value)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(_text(LEFT - 8, y + 4, f"{value:,.6g}", "end"))
-    parts += [_text(plot.x(place), HEIGHT - BOTTOM + 16, label) for place, label in plot.x_labels]
-    return [*parts, _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, plot.chart.x_title)]
-
-
-def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
-    return f'<text class="axis" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _legend(chart: Chart) -> list[str]:
-    parts = []
-    x = LEFT
-    for number, series in enumerate(chart.series):
-        parts.append(f'<rect class="s{number}" x="{x}" y="{TOP - 26}" width="10" height="10" rx="2"/>')
-        parts.append(_text(x + 15, TOP - 17, series.name, "start"))
-        x += 32 + 7 * len(series.name)
-    return parts
-
-
-def _mark(plot: _Plot) -> list[str]:
-    mark, axis = plot.chart.mark, plot.x_axis
-    if mark is None or not axis.first <= mark[0] <= axis.last:
-        return []
-    x = plot.x(mark[0])
-    line = f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-    return [line, _text(x - 6, HEIGHT - BOTTOM - 8, mark[1], "end")]
-
-
-def _lines(plot: _Plot) -> list[str]:
-    """One line per series through what it has; over labels with a dot at every measurement."""
-    parts = []
-    for number, series in enumerate(plot.series):
-        points = plot.points(series)
-        path = " ".join(f"{x:.1f},{y:.1f}" for _, x, y in points)
-        parts.append(f'<polyline class="line l{number}" points="{path}"/>')
-        if not plot.chart.numeric:
-            for place, x, y in points:
-                dot = f'<circle class="s{number}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
-                parts.append(f"{dot}{_hint(plot.chart, series, place)}</circle>")
-        if points and series.name in plot.chart.ends:
-            parts += _end(number, *points[-1][1:], plot.chart.ends[series.name])
-    return parts
-
-
-def _end(number: int, x: float, y: float, how: str) -> list[str]:
-    """A dot, and words beside it where there is room, or else above it."""
-    words = _text(x + 9, y + 4, how, "start") if x < WIDTH * 0.7 else _text(x, y - 9, how, "end")
-    return [f'<circle class="s{number}" cx="{x:.1f}" cy="{y:.1f}" r="5"/>', words]
-
-
-def _bars(plot: _Plot) -> list[str]:
-    parts = []
-    group = 0.76 / max(1, len(plot.series))
-    for number, series in enumerate(plot.series):
-        for place, _, y in plot.points(series):
-            left = plot.x(place - 0.38 + group * number)
-            width = plot.x(place - 0.38 + group * (number + 0.94)) - left
-            bar = (
-                f'<rect class="s{number}" x="{left:.1f}" y="{y:.1f}" width="{width:.1f}"'
-                f' height="{plot.y(plot.y_axis.first) - y:.1f}" rx="2">'
-            )
-            parts.append(f"{bar}{_hint(plot.chart, series, place)}</rect>")
-    return parts
-
-
-def _hint(chart: Chart, series: Series, place: int) -> str:
-    text = f"{series.name}, {chart.at[place]}: {series.values[place]:,.6g} {chart.unit}"
-    return f"<title>{escape(text)}</title>"

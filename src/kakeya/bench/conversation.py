@@ -6,7 +6,7 @@ Every message goes to all ways before the next one. A turn that fails is recorde
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,18 +19,14 @@ import typer
 from kakeya.bench.benchmark import EngineBenchmark, Run
 from kakeya.bench.peers.llama_server import LlamaServer, require_llama_server
 from kakeya.bench.peers.transformers import TransformersWay, require_transformers
-from kakeya.bench.processes import resident_bytes, server_facts, server_process
+from kakeya.bench.processes import Server, resident_bytes, running_server, server_process
 from kakeya.bench.report import Gate, at_most, busy, bystanders_gate
-from kakeya.bench.tables import MIB, MS, Chart, Column, Table, figure, figures, listing, over
 from kakeya.bench.talk import (
     CHAT,
-    ENDS,
     GRPC,
-    HEAD,
     LLAMA,
     PLATEAU_TURNS_NEEDED,
     RESPONSES,
-    RSS_TAIL,
     SETTLED_TURN,
     TRANSFORMERS,
     TURNS_NEEDED,
@@ -38,11 +34,11 @@ from kakeya.bench.talk import (
     ConversationResults,
     Talk,
     Turn,
+    shown,
     values,
 )  # fmt: skip
 from kakeya.bench.text import Messages
 from kakeya.bench.ways import TIMEOUT_S, ChatWay, GrpcWay, Refused, ResponsesWay, Way
-from kakeya.client import AsyncClient, ServerInfo
 from kakeya.errors import ConfigError, KakeyaError
 
 OURS = (GRPC, RESPONSES, CHAT, UNMATCHED)
@@ -51,13 +47,14 @@ WAYS = (*OURS, LLAMA, TRANSFORMERS)
 FLAT = (GRPC, RESPONSES, CHAT)
 FLAT_TEXT = (RESPONSES, CHAT)
 
-DEFAULT_DURATION_S = 1800.0
+# Which ways share a server, and its flags.
+SERVERS: dict[tuple[str, ...], tuple[str, ...]] = {FLAT: (), (UNMATCHED,): ("--no-chat-matching",)}
 # Sessions of a server with HTTP: conversations, and the branch points that the Responses API leaves behind.
 HTTP_CAPACITY = 8
 WARM_UP = "Hello."
 # After an error the server gets a moment.
 PAUSE_AFTER_ERROR_S = 1.0
-
+DEFAULT_DURATION_S = 1800.0
 COMPUTED_LIMIT = 1.10
 
 _server = partial(typer.Option, rich_help_panel="A server that runs already")
@@ -109,18 +106,13 @@ class Conversation(EngineBenchmark[ConversationResults]):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name.replace('_', '-')} must be above 0, got {value}")
-        for name, least in (("max_tokens", 1), ("message_tokens", 1), ("transformers_turns", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
-        for name in ("turn_spacing_s", "llama_context"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
+        self.require_least(max_tokens=1, message_tokens=1, transformers_turns=1)
+        self.require_least(turn_spacing_s=0, llama_context=0)
         self._check_ways()
 
     def _check_ways(self) -> None:
         names = self.names()
-        unknown = [name for name in names if name not in WAYS]
-        if unknown or len(set(names)) != len(names):
+        if not set(names) <= set(WAYS) or len(set(names)) != len(names):
             raise ConfigError(f"ways must be some of {', '.join(WAYS)}, each once, got {self.ways!r}")
         if not set(names) & set(OURS):
             raise ConfigError("one of our own ways must take part")
@@ -162,26 +154,42 @@ class Conversation(EngineBenchmark[ConversationResults]):
 
     async def _run(self, run: Run[ConversationResults]) -> ConversationResults:
         async with AsyncExitStack() as stack:
-            cast = _Cast(self, run, stack)
-            conversing = Conversing(self, run, *await cast.seats())
+            cast = Cast(self, run, stack)
+            conversing = await cast.conversing()
             await conversing.warm_up()
-            known = [pid for pid in cast.pids if pid is not None]
-            if len(known) < len(cast.pids):  # a server whose process is not known would count as a bystander
-                return await conversing.hold()
-            with run.watching(known):
+            with run.watching(list(cast.pids)):
                 return await conversing.hold()
 
     def gates(self, results: ConversationResults) -> list[Gate]:
         """Ours compute only what is new, stay flat, keep their memory, and never fail."""
-        ways, share = results.by_name(), results.bystanders_share
-        gates = [self._kv_gate(ways[GRPC]), self._rss_gate(ways[GRPC])] if GRPC in ways else []
-        gates += [self._prefill_gate(ways[name], share) for name in FLAT if name in ways]
-        for name in FLAT_TEXT:
-            if name in ways:
-                gates += self._flat_gates(ways[name], share)
-        gates += [_error_gate(ways[name]) for name in OURS if name in ways]
+        share = results.bystanders_share
+        gates = [gate for talk in results.ways for gate in self._gates(talk, share)]
         # Of several ways a busy machine slows one more than another.
-        return [*gates, bystanders_gate(share)] if len(ways) > 1 else gates
+        return [*gates, bystanders_gate(share)] if len(results.ways) > 1 else gates
+
+    def _gates(self, talk: Talk, share: float | None) -> Iterator[Gate]:
+        few = f"{talk.n_turns} turns went well; {TURNS_NEEDED} are needed"
+        if talk.way == GRPC:
+            yield self._kv_gate(talk)
+            tail = talk.server_rss.tail_over_settled
+            unseen = f"the server's memory was not seen in more than {SETTLED_TURN} turns"
+            yield at_most(f"{talk.way}: rss_bounded", tail, self.rss_limit, absent=unseen)
+        if talk.way in FLAT:
+            noise = busy(share)
+            value = None if noise else talk.whole_latency.last_over_first
+            yield at_most(f"{talk.way}: prefill_bounded", value, self.tail_limit, absent=noise or few)
+        if talk.way in FLAT_TEXT:
+            computed = talk.computed_tokens.last_over_first
+            name = f"{talk.way}: prompt tokens computed, last over first"
+            yield at_most(name, computed, COMPUTED_LIMIT, absent=few)
+            noise = busy(share, "latencies")
+            value = None if noise else talk.latency_once_full.last_over_first
+            short = f"fewer than {TURNS_NEEDED} turns began with more history than the window"
+            name = f"{talk.way}: latency once the window is full, last over first"
+            yield at_most(name, value, self.flat_limit, absent=noise or short)
+        if talk.way in OURS:
+            errors = float(talk.n_errors) if talk.turns else None
+            yield at_most(f"{talk.way}: errors", errors, 0, absent="there was no turn")
 
     def _kv_gate(self, talk: Talk) -> Gate:
         name, past = f"{talk.way}: kv_bounded", talk.past_plateau()
@@ -194,169 +202,7 @@ class Conversation(EngineBenchmark[ConversationResults]):
             absent = f"the window was full in fewer than {PLATEAU_TURNS_NEEDED} turns"
         return at_most(name, talk.kv_spread_after_plateau, self.kv_limit, absent=absent)
 
-    def _rss_gate(self, talk: Talk) -> Gate:
-        unseen = f"the server's memory was not seen in more than {SETTLED_TURN} turns"
-        tail = talk.server_rss.tail_over_settled
-        return at_most(f"{talk.way}: rss_bounded", tail, self.rss_limit, absent=unseen)
-
-    def _prefill_gate(self, talk: Talk, share: float | None) -> Gate:
-        """What the last 50 turns may take of the first ones, unless the machine is known to be busy."""
-        noise, few = busy(share), f"{talk.n_turns} turns went well; {TURNS_NEEDED} are needed"
-        value = None if noise else talk.whole_latency.last_over_first
-        return at_most(f"{talk.way}: prefill_bounded", value, self.tail_limit, absent=noise or few)
-
-    def _flat_gates(self, talk: Talk, share: float | None) -> list[Gate]:
-        few = f"{talk.n_turns} turns went well; {TURNS_NEEDED} are needed"
-        noise = busy(share, "latencies")
-        short = f"fewer than {TURNS_NEEDED} turns began with more history than the window"
-        flat = None if noise else talk.latency_once_full.last_over_first
-        computed = f"{talk.way}: prompt tokens computed, last over first"
-        latency = f"{talk.way}: latency once the window is full, last over first"
-        return [
-            at_most(computed, talk.computed_tokens.last_over_first, COMPUTED_LIMIT, absent=few),
-            at_most(latency, flat, self.flat_limit, absent=noise or short),
-        ]
-
-    @staticmethod
-    def show(results: ConversationResults) -> list[Table | Chart]:
-        times_ours = results.times_ours
-        columns = [*ENDS_COLUMNS, Column("× ours", lambda talk: times_ours.get(talk.way), form=".2f"), ENDED]
-        buckets = [(talk.way, bucket) for talk in results.ways for bucket in talk.buckets_10min]
-        software = [(talk.way, _told(talk.software)) for talk in results.ways]
-        errors = [(talk.way, turn) for talk in results.ways for turn in talk.turns if not turn.ok][:20]
-        return [
-            Table(f"Latency, medians of the first and last {ENDS} turns", columns, results.ways),
-            *_charts(results),
-            Table("The whole conversation", WHOLE_COLUMNS, results.ways),
-            listing("The run", ("what", "value"), _run_rows(results), labels=1),
-            Table("By 10 minutes", BUCKET_COLUMNS, buckets),
-            listing("Who took part", ("way", "what"), software),
-            *([Table("The first errors", ERROR_COLUMNS, errors, labels=4)] if errors else ()),
-        ]
-
-
-def _error_gate(talk: Talk) -> Gate:
-    value = float(talk.n_errors) if talk.turns else None
-    return at_most(f"{talk.way}: errors", value, 0, absent="there was no turn")
-
-
-def _ended(talk: Talk) -> str:
-    if talk.stopped_at:
-        return f"stopped at turn {talk.stopped_at}"
-    return f"{talk.n_errors} errors" if talk.n_errors else "well"
-
-
-def _ms(*seconds: float | None) -> str:
-    return figures(*seconds, scale=MS, form=",.1f")
-
-
-def _percentiles(talk: Talk, name: str) -> str:
-    return _ms(*(talk.percentiles[f"{name}_p{percent}_s"] for percent in (50, 95)))
-
-
-def _memory(talk: Talk) -> str:
-    rss = talk.server_rss
-    return figures(rss.peak_over_settled, rss.tail_over_settled, rss.last_over_settled, form=".4f")
-
-
-def _bucket(title: str, of: str, scale: float = 1, form: str = ",.0f") -> Column:
-    return Column(title, lambda row: row[1][of], scale, form)
-
-
-ENDS_COLUMNS = [
-    Column("way", "way"),
-    Column("turns", "n_turns"),
-    Column("first, ms", "latency.first", MS),
-    Column("last, ms", "latency.last", MS),
-    Column("last/first", "latency.last_over_first", form=".2f"),
-    Column("first token, ms", "ttft.last", MS),
-    Column("computed, first", "computed_tokens.first"),
-    Column("last", "computed_tokens.last"),
-    Column("history", "history_tokens"),
-    Column("answer", "mean_answer_tokens", form=".1f"),
-]
-ENDED = Column("ended", _ended)
-WHOLE_COLUMNS = [
-    Column("way", "way"),
-    Column("latency p50 / p95, ms", lambda talk: _percentiles(talk, "latency")),
-    Column("first token p50 / p95, ms", lambda talk: _percentiles(talk, "ttft")),
-    Column(f"first {HEAD}, ms", "whole_latency.first", MS, ",.1f"),
-    Column(f"last {HEAD}, ms", "whole_latency.last", MS, ",.1f"),
-    Column("last over first", "whole_latency.last_over_first", form=".3f"),
-    Column("least KV MiB", lambda talk: talk.kv_live_bytes["min"], MIB, ",.2f"),
-    Column("most", lambda talk: talk.kv_live_bytes["max"], MIB, ",.2f"),
-    Column(f"memory over turn {SETTLED_TURN}'s: peak / last {RSS_TAIL} turns / last turn", _memory),
-    Column("its slope, KiB a minute", "server_rss.slope_bytes_per_s", 60 / 1024, "+,.1f"),
-]
-BUCKET_COLUMNS = [
-    Column("way", lambda row: row[0]),
-    _bucket("from minute", "from_s", 1 / 60),
-    _bucket("turns", "n_turns"),
-    _bucket("errors", "n_errors"),
-    _bucket("latency p50, ms", "latency_p50_s", MS, ",.1f"),
-    _bucket("p95, ms", "latency_p95_s", MS, ",.1f"),
-    _bucket("KV MiB", "kv_live_bytes_max", MIB, ",.2f"),
-    _bucket("history", "history_tokens_max"),
-    _bucket("RSS MiB", "server_rss_bytes_max", MIB, ",.1f"),
-]
-ERROR_COLUMNS = [
-    Column("way", lambda row: row[0]),
-    Column("turn", lambda row: row[1].turn),
-    Column("second", lambda row: row[1].t_relative_s, form=",.1f"),
-    Column("message", lambda row: f"{row[1].error_class}: {row[1].error_str}"),
-]
-
-
-def _run_rows(results: ConversationResults) -> list[tuple[str, str]]:
-    aborted = results.abort_reason and f"aborted: {results.abort_reason}"
-    matching = results.unmatched_over_matched.items()
-    opened = [figure(talk.sessions_opened) for talk in results.ways if talk.sessions_opened is not None]
-    return [
-        ("ended by", results.ended_by or aborted or "not yet"),
-        ("seconds", figure(results.duration_s, form=",.1f")),
-        ("share of the machine that others used", figure(results.bystanders_share, form=".1%")),
-        *((f"unmatched over matched, {name}", figure(value, form=".2f")) for name, value in matching),
-        *(("sessions opened", count) for count in opened),
-    ]
-
-
-def _told(software: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in software.items())
-
-
-def _charts(results: ConversationResults) -> list[Chart]:
-    """Over turns all ways beside each other; a session over gRPC, which may be long, over its history."""
-    ways = results.by_name()
-    count = max((len(talk.turns) for talk in results.ways), default=0)
-    turns = {name: {turn.turn: turn for turn in talk.good()} for name, talk in ways.items()}
-
-    def over_turns(title: str, unit: str, of: str, **how: Any) -> Chart:
-        series = {
-            name: lambda number, found=found: getattr(found.get(number, Turn()), of)
-            for name, found in turns.items()
-        }
-        numbers = range(1, count + 1)
-        return over(title, unit, "turn", [float(each) for each in numbers], numbers, series, **how)
-
-    alone = list(ways) == [GRPC]
-    stops = {talk.way: _ended(talk) for talk in results.ways if talk.stopped_at}
-    return [
-        over_turns("Latency per turn", "seconds", "latency_s", log_y=True, ends=stops, picture=not alone),
-        over_turns("Prompt tokens computed per turn", "tokens", "computed_tokens"),
-        *(_history_charts(ways[GRPC].good(), picture=alone) if GRPC in ways else ()),
-    ]
-
-
-def _history_charts(turns: Sequence[Turn], *, picture: bool) -> list[Chart]:
-    axis = "thousand tokens of history"
-    at = [(turn.history_tokens or 0) / 1000 for turn in turns]
-    latency = {"latency": "latency_s", "first token": "ttft_s"}
-    kept, memory = {"live KV bytes": "kv_live_bytes"}, {"server resident memory": "server_rss_bytes"}
-    return [
-        over("Latency over history", "ms", axis, at, turns, latency, MS, picture=picture),
-        over("KV memory", "MiB", axis, at, turns, kept, MIB),
-        over("Server memory", "MiB", axis, at, turns, memory, MIB),
-    ]
+    show = staticmethod(shown)
 
 
 @dataclass
@@ -381,6 +227,15 @@ class Seat:
     def talk(self) -> Talk:
         opened = self.way.sessions_opened if isinstance(self.way, GrpcWay) else None
         return Talk(self.way.name, list(self.turns), self.window_tokens, self.software, opened)
+
+    async def take_turn(self, number: int, began: float, text: str) -> Turn:
+        try:
+            turn = await self.way.say(text)
+        except KakeyaError as error:
+            name, stopped = type(error).__name__, isinstance(error, Refused)
+            return Turn(number, began, error_class=name, error_str=str(error), stopped=stopped)
+        rss = None if self.server_pid is None else resident_bytes(self.server_pid)
+        return replace(turn, turn=number, t_relative_s=began, server_rss_bytes=rss)
 
 
 @dataclass
@@ -418,20 +273,6 @@ class Conversing:
             await seat.way.forget()
         return results
 
-    async def _round(self, number: int) -> bool:
-        """One turn of everybody, then a partial report and a pause; False when the end was asked for."""
-        text, started, pause = self.next_text(), self.elapsed_s, self.bench.turn_spacing_s
-        for seat in self._order(number):
-            turn = await self.run.interruption.unless_asked(self._turn(seat, number, text))
-            if turn is None:
-                return False
-            seat.turns.append(turn)
-            if not turn.ok and not turn.stopped:
-                pause = max(pause, PAUSE_AFTER_ERROR_S)
-        self.run.checkpoint(self.results())
-        await self.run.interruption.sleep(started + pause - self.elapsed_s)
-        return True
-
     def _is_over(self, number: int) -> bool:
         history = max(seat.history for seat in self.seats)
         reached = {"duration": self.elapsed_s, "turns": number - 1, "target history": history}
@@ -444,95 +285,89 @@ class Conversing:
             self.ended_by = "nobody left"
         return self.ended_by is not None or self.run.interruption.reason is not None
 
-    def _order(self, number: int) -> list[Seat]:
-        """Those still here; each turn begins with another one, so that nobody always comes first."""
+    async def _round(self, number: int) -> bool:
+        """One turn of everybody, then a partial report and a pause; False when the end was asked for."""
+        text, started, pause = self.next_text(), self.elapsed_s, self.bench.turn_spacing_s
         here = [seat for seat in self.seats if not seat.has_left]
-        first = number % len(here)
-        return [*here[first:], *here[:first]]
-
-    async def _turn(self, seat: Seat, number: int, text: str) -> Turn:
-        began = self.elapsed_s
-        try:
-            turn = await seat.way.say(text)
-        except KakeyaError as error:
-            stopped = isinstance(error, Refused)
-            return Turn(
-                number, began, error_class=type(error).__name__, error_str=str(error), stopped=stopped
-            )
-        rss = None if seat.server_pid is None else resident_bytes(seat.server_pid)
-        return replace(turn, turn=number, t_relative_s=began, server_rss_bytes=rss)
+        first = number % len(here)  # each turn begins with another one, so that nobody always comes first
+        for seat in (*here[first:], *here[:first]):
+            turn = await self.run.interruption.unless_asked(seat.take_turn(number, self.elapsed_s, text))
+            if turn is None:
+                return False
+            seat.turns.append(turn)
+            if not turn.ok and not turn.stopped:
+                pause = max(pause, PAUSE_AFTER_ERROR_S)
+        self.run.checkpoint(self.results())
+        await self.run.interruption.sleep(started + pause - self.elapsed_s)
+        return True
 
 
-@dataclass(frozen=True)
-class _Server:
-    """One of ours; its process is not known where it ran before us."""
-
-    client: AsyncClient
-    info: ServerInfo
-    pid: int | None
-    http_address: str = ""
-    flags: str = "none"
-
-
-class _Cast:
+class Cast:
     """Opens everybody who takes part; the stack ends them. `pids` has None for an unknown process."""
 
     def __init__(self, bench: Conversation, run: Run[ConversationResults], stack: AsyncExitStack) -> None:
         self._bench, self._run, self._stack = bench, run, stack
-        self._servers: dict[str, _Server] = {}
-        self.pids: list[int | None] = [os.getpid()]
+        self._http = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
+        self.pids: set[int | None] = {os.getpid()}
 
-    async def seats(self) -> tuple[list[Seat], Callable[[], str]]:
+    async def conversing(self) -> Conversing:
         """Everybody ready to talk, and what is said: texts of about so many tokens, the same for all."""
-        bench, names = self._bench, self._bench.names()
-        http = await self._stack.enter_async_context(httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False))
-        await self._open([name for name in names if name in FLAT])
-        await self._open([name for name in names if name == UNMATCHED], "--no-chat-matching")
-        first = next(iter(self._servers.values()))
-        self._run.facts |= {"sampling": "greedy", "server": server_facts(first.info)}
+        bench, servers = self._bench, await self._servers()
+        await self._stack.enter_async_context(self._http)
+        first = next(iter(servers.values()))
+        self._run.facts |= {"sampling": "greedy", "server": first.facts}
         tokenizer = await first.client.tokenizer
         messages = Messages(tokenizer.encode, bench.message_tokens, bench.seed)
-        ways = [await self._seat(name, http, messages, first.info) for name in names]
-        return ways, lambda: tokenizer.decode(messages.encoded(messages.next_text()))
+        window = first.info.sink + first.info.window
+        seats = [
+            self._ours(name, servers[name], messages, window)
+            if name in servers
+            else await self._peer(name, window)
+            for name in bench.names()
+        ]
+        return Conversing(
+            bench, self._run, seats, lambda: tokenizer.decode(messages.encoded(messages.next_text()))
+        )
 
-    async def _open(self, names: Sequence[str], *flags: str) -> None:
-        """The server that these ways share, or the one that runs already."""
-        bench, http = self._bench, list(names) != [GRPC]
-        if not names:
-            return
-        if bench.grpc_address is not None:
-            client = AsyncClient(bench.grpc_address, api_key=bench.api_key)
-            await self._stack.enter_async_context(client)
-            server = _Server(client, await client.server_info(), bench.server_pid)
-        else:
-            served = server_process(bench, HTTP_CAPACITY if http else 1, flags, http=http)
-            process, info = await self._stack.enter_async_context(served)
-            client = await self._stack.enter_async_context(AsyncClient(process.address))
-            address, told = process.http_address or "", " ".join(flags) or "none"
-            server = _Server(client, info, process.pid, address, told)
-        self.pids.append(server.pid)
-        self._servers |= dict.fromkeys(names, server)
+    async def _servers(self) -> dict[str, Server]:
+        """For each of our ways a server of ours, or the one that runs already."""
+        bench, servers = self._bench, dict[str, Server]()
+        for group, flags in SERVERS.items():
+            names = [name for name in bench.names() if name in group]
+            if not names:
+                continue
+            if bench.grpc_address is not None:
+                opening = running_server(bench.grpc_address, pid=bench.server_pid, api_key=bench.api_key)
+            else:
+                http = names != [GRPC]
+                opening = server_process(bench, HTTP_CAPACITY if http else 1, flags, http=http)
+            server = await self._stack.enter_async_context(opening)
+            self.pids.add(server.pid)
+            servers |= dict.fromkeys(names, server)
+        return servers
 
-    async def _seat(self, name: str, http: httpx.AsyncClient, messages: Messages, info: ServerInfo) -> Seat:
-        bench, window = self._bench, info.sink + info.window
-        path, threads = str(self._run.model_path), bench.engine_config(capacity=1).threads
-        if name == LLAMA:
-            # Peers take a while to load.
-            llama = await asyncio.to_thread(LlamaServer, path, threads, bench.program(), bench.llama_context)
-            self._stack.enter_context(llama)
-            self.pids += {llama.pid, llama.server_pid}
-            way: Way = ChatWay(LLAMA, http, llama.address, "any", bench.max_tokens)
-            return Seat(way, window, llama.facts, llama.server_pid)
-        if name == TRANSFORMERS:
-            peer = await asyncio.to_thread(TransformersWay, path, threads, bench.max_tokens)
-            self._stack.enter_context(peer)
-            self.pids.append(peer.pid)
-            return Seat(peer, window, peer.facts, peer.pid, bench.transformers_turns)
-        server = self._servers[name]
-        software = {"library": f"kakeya {info.version}", "flags": server.flags}
+    def _ours(self, name: str, server: Server, messages: Messages, window: int) -> Seat:
+        most, model = self._bench.max_tokens, server.info.model_id
+        flags = " ".join(SERVERS[UNMATCHED,]) if name == UNMATCHED else "none"
+        software = {"library": f"kakeya {server.info.version}", "flags": flags}
         if name == GRPC:
-            way = GrpcWay(server.client, messages, bench.max_tokens)
+            way: Way = GrpcWay(server.client, messages, most)
         else:
             kind = ResponsesWay if name == RESPONSES else ChatWay
-            way = kind(name, http, server.http_address, info.model_id, bench.max_tokens)
+            way = kind(name, self._http, server.http_address, model, most)
         return Seat(way, window, software, server.pid)
+
+    async def _peer(self, name: str, window: int) -> Seat:
+        """Peers take a while to load, so a thread waits for them."""
+        bench, path = self._bench, str(self._run.model_path)
+        threads = bench.engine_config(capacity=1).threads
+        if name == LLAMA:
+            llama = await asyncio.to_thread(LlamaServer, path, threads, bench.program(), bench.llama_context)
+            self._stack.enter_context(llama)
+            self.pids |= {llama.pid, llama.server_pid}
+            way = ChatWay(LLAMA, self._http, llama.address, "any", bench.max_tokens)
+            return Seat(way, window, llama.facts, llama.server_pid)
+        peer = await asyncio.to_thread(TransformersWay, path, threads, bench.max_tokens)
+        self._stack.enter_context(peer)
+        self.pids.add(peer.pid)
+        return Seat(peer, window, peer.facts, peer.pid, bench.transformers_turns)

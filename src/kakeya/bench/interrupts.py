@@ -29,9 +29,7 @@ class Interruption:
         asked = asyncio.ensure_future(self._asked.wait())
         try:
             await asyncio.wait((task, asked), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                return None
-            return task.result()
+            return task.result() if task.done() else None
         finally:
             asked.cancel()
             task.cancel()

@@ -8,15 +8,17 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kakeya.bench.benchmark import EngineBenchmark, Repeats, Results, Run
-from kakeya.bench.processes import LineProcess, ServerProcess, answer_lines, server_facts, server_process
+from kakeya.bench.processes import LineProcess, answer_lines, server_process
 from kakeya.bench.report import Gate, as_json, at_least, busy, bystanders_gate, from_json
 from kakeya.bench.stats import Samples, ratio
 from kakeya.bench.tables import Chart, Column, Table, listing, over
@@ -83,9 +85,7 @@ class Overhead(EngineBenchmark[OverheadResults]):
     limit: Annotated[float, typer.Option(help="Gate: the share of the engine's speed to keep.")] = 0.95
 
     def __post_init__(self) -> None:
-        for name in ("streams", "tokens", "history", "repeats"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self.require_least(streams=1, tokens=1, history=1, repeats=1)
 
     def run(self, run: Run[OverheadResults]) -> OverheadResults:
         """Measure every side once for each repetition. HTTP may be absent, with the reason."""
@@ -94,21 +94,23 @@ class Overhead(EngineBenchmark[OverheadResults]):
     async def _run(self, run: Run[OverheadResults]) -> OverheadResults:
         # Sessions of one repetition may still be closing when the next one opens its own.
         capacity = 2 * self.streams
-        async with (
-            server_process(self, capacity, http=True) as (server, info),
-            AsyncClient(server.address) as client,
-        ):
-            run.facts |= {"sampling": "greedy", "server": server_facts(info)}
-            text = (await client.tokenizer).encode(prose())
-            prompts = await endless_prompts(client, text, self.streams, self.history, self.tokens)
+        async with server_process(self, capacity, http=True) as server:
+            run.facts |= {"sampling": "greedy", "server": server.facts}
+            text = (await server.client.tokenizer).encode(prose())
+            prompts = await endless_prompts(server.client, text, self.streams, self.history, self.tokens)
             job = Job(prompts, self.tokens)
             with DirectEngine(self, capacity, job) as engine:
-                sides = _sides(engine, client, server, job, info.model_id)
-                absent = await _warm_up(sides)
-                results = OverheadResults(absent=absent)
+                sides: Sides = {
+                    (ENGINE, TURN): partial(engine.measure, TURN),
+                    (GRPC, TURN): partial(through_grpc, server.client, job, TURN),
+                    (ENGINE, REQUEST): partial(engine.measure, REQUEST),
+                    (GRPC, REQUEST): partial(through_grpc, server.client, job, REQUEST),
+                    (HTTP, REQUEST): partial(through_http, server.http_address, job, server.info.model_id),
+                }
+                results = OverheadResults(absent=await _warm_up(sides))
                 with run.watching([os.getpid(), server.pid, engine.pid]):
                     async for speeds in _in_turns(sides, self.repeats, run):
-                        results = OverheadResults(_rows(speeds), absent)
+                        results = OverheadResults(_rows(speeds), results.absent)
                         run.checkpoint(results)
         return results
 
@@ -140,51 +142,21 @@ class Overhead(EngineBenchmark[OverheadResults]):
         series = {ENGINE: "engine_tokens_per_second.median", "front end": "tokens_per_second.median"}
         labels = [f"{row.front_end}, {row.work}" for row in rows]
         title, x_title = "Speed beside the engine", "front end and work"
-        shown: list[Table | Chart] = [
+        absent = listing("Not measured", ("front end", "why"), list(results.absent.items()))
+        return [
             Table("Streams at once, medians", columns, rows, labels=2),
             over(title, SPEED, x_title, labels, rows, series, bars=True, picture=True),
+            *([absent] if results.absent else ()),
         ]
-        if results.absent:
-            shown.append(listing("Not measured", ("front end", "why"), list(results.absent.items())))
-        return shown
 
 
 def _rows(speeds: Speeds) -> tuple[FrontEnd, ...]:
+    """Those of a side that is absent have no samples."""
+    samples = {key: Samples.of(values) for key, values in speeds.items()}
     return tuple(
-        FrontEnd(
-            name, work, Samples.of(speeds.get((name, work), ())), Samples.of(speeds.get((ENGINE, work), ()))
-        )
+        FrontEnd(name, work, samples.get((name, work), Samples()), samples.get((ENGINE, work), Samples()))
         for name, work in FRONT_ENDS
     )
-
-
-@dataclass(frozen=True)
-class Job:
-    """A prompt for each stream, and how many tokens each must give."""
-
-    prompts: Sequence[Sequence[int]]
-    tokens: int
-
-    def speed(self, counts: Sequence[int], seconds: float) -> float:
-        """All streams together, from the first call to the last token.
-
-        Raises RemoteError when a stream gave fewer tokens than asked for: the work was not the same.
-        """
-        if set(counts) != {self.tokens}:
-            raise RemoteError(f"streams gave {sorted(set(counts))} tokens instead of {self.tokens}")
-        return sum(counts) / seconds
-
-
-def _sides(engine: "DirectEngine", client: AsyncClient, server: ServerProcess, job: Job, model: str) -> Sides:
-    """Who does what. A thread waits for the engine's process, so that nothing here is busy meanwhile."""
-    assert server.http_address is not None
-    return {
-        (ENGINE, TURN): partial(asyncio.to_thread, engine.measure, TURN),
-        (GRPC, TURN): partial(through_grpc, client, job, TURN),
-        (ENGINE, REQUEST): partial(asyncio.to_thread, engine.measure, REQUEST),
-        (GRPC, REQUEST): partial(through_grpc, client, job, REQUEST),
-        (HTTP, REQUEST): partial(through_http, server.http_address, job, model),
-    }
 
 
 async def _warm_up(sides: Sides) -> dict[str, str]:
@@ -219,8 +191,25 @@ async def _in_turns(sides: Sides, repeats: int, run: Run[OverheadResults]) -> As
         yield speeds
 
 
+@dataclass(frozen=True)
+class Job:
+    """A prompt for each stream, and how many tokens each must give."""
+
+    prompts: Sequence[Sequence[int]]
+    tokens: int
+
+    def speed(self, counts: Sequence[int], seconds: float) -> float:
+        """All streams together, from the first call to the last token.
+
+        Raises RemoteError when a stream gave fewer tokens than asked for: the work was not the same.
+        """
+        if set(counts) != {self.tokens}:
+            raise RemoteError(f"streams gave {sorted(set(counts))} tokens instead of {self.tokens}")
+        return sum(counts) / seconds
+
+
 class DirectEngine(LineProcess):
-    """The parent's end of the engine's process."""
+    """The parent's end of the engine's process. Raises PeerFailed when it broke."""
 
     name = "the engine's process"
 
@@ -229,30 +218,29 @@ class DirectEngine(LineProcess):
         settings = {each.name: getattr(engine, each.name) for each in fields(EngineOptions)}
         self.open({"engine": as_json(settings), "capacity": capacity, "job": asdict(job)})
 
-    def measure(self, work: str) -> float:
-        """One repetition. Raises PeerFailed when the process broke."""
-        return float(self.ask(work))
+    async def measure(self, work: str) -> float:
+        """One repetition. A thread waits for it, so that nothing here is busy meanwhile."""
+        return float(await asyncio.to_thread(self.ask, work))
 
 
-class _Worker:
-    """The process: it opens what the first request describes, then measures once for each further one."""
+def main() -> None:
+    """The engine's process: the first request opens it, each further one is measured once."""
+    from kakeya.runtime import Runtime
 
-    def __init__(self) -> None:
-        self._opened: tuple[Runtime, Job] | None = None
+    with ExitStack() as stack:
+        measure: Callable[[str], float] | None = None
 
-    def answer(self, request: Any) -> Any:
-        if self._opened is None:
-            from kakeya.runtime import Runtime
-
+        def answer(request: Any) -> Any:
+            nonlocal measure
+            if measure is not None:
+                return measure(request)
             options = from_json(EngineOptions, request["engine"])
-            runtime = Runtime.open(options.model, options.engine_config(capacity=request["capacity"]))
-            self._opened = runtime, Job(**request["job"])
+            config = options.engine_config(capacity=request["capacity"])
+            runtime = stack.enter_context(Runtime.open(options.model, config))
+            measure = partial(through_engine, runtime, Job(**request["job"]))
             return "ready"
-        return through_engine(*self._opened, request)
 
-    def close(self) -> None:
-        if self._opened is not None:
-            self._opened[0].close()
+        answer_lines(answer)
 
 
 def through_engine(runtime: "Runtime", job: Job, work: str) -> float:
@@ -264,38 +252,30 @@ def through_engine(runtime: "Runtime", job: Job, work: str) -> float:
             sessions.append(runtime.create_session(client_label="bench", eos_token_ids=[]))
             runtime.append(sessions[-1], prompt)
         if work == TURN:
-            _read([iter(runtime.generate(session, 1)) for session in sessions])
+            _read([runtime.generate(session, 1) for session in sessions])
             began = time.perf_counter()
-        counts = _read([iter(runtime.generate(session, job.tokens)) for session in sessions])
+        counts = _read([runtime.generate(session, job.tokens) for session in sessions])
         return job.speed(counts, time.perf_counter() - began)
     finally:
         for session in sessions:
             runtime.close_session(session)
 
 
-def _read(streams: Sequence[Iterator[Event]]) -> list[int]:
+def _read(streams: Sequence[Iterable[Event]]) -> list[int]:
     """Take from all streams in turn until all have ended; how many tokens each gave."""
-    counts = [0] * len(streams)
-    live = set(range(len(streams)))
-    while live:
-        for place in sorted(live):
-            event = next(streams[place], None)
-            counts[place] += isinstance(event, TokenEvent)
-            if event is None:
-                live.discard(place)
-    return counts
+    by_stream = zip(*zip_longest(*streams), strict=True)
+    return [sum(isinstance(event, TokenEvent) for event in events) for events in by_stream]
 
 
 async def through_grpc(client: AsyncClient, job: Job, work: str) -> float:
     """The SDK: one client, a session for each stream."""
     sessions: list[AsyncSession] = []
+    began = time.perf_counter()
     try:
+        sessions += await asyncio.gather(*(_opened(client, prompt) for prompt in job.prompts))
         if work == TURN:
-            sessions += await asyncio.gather(*(_opened(client, prompt) for prompt in job.prompts))
             await asyncio.gather(*(_counted(session, 1) for session in sessions))
-        began = time.perf_counter()
-        if work == REQUEST:
-            sessions += await asyncio.gather(*(_opened(client, prompt) for prompt in job.prompts))
+            began = time.perf_counter()
         counts = await asyncio.gather(*(_counted(session, job.tokens) for session in sessions))
         return job.speed(counts, time.perf_counter() - began)
     finally:
@@ -336,9 +316,9 @@ async def endless_prompts(
 async def _natural_length(client: AsyncClient, prompt: Sequence[int], tokens: int) -> int:
     async with await client.create_session(label="bench") as session:
         await session.append(prompt)
-        generated = [token.id async for token in session.generate(tokens)]
+        count = await _counted(session, tokens)
     ended = session.last_result is not None and session.last_result.stop_reason is StopReason.EOS
-    return len(generated) - ended
+    return count - ended
 
 
 async def through_http(address: str, job: Job, model: str) -> float:
@@ -377,28 +357,22 @@ def _request(address: str, model: str, prompt: Sequence[int], tokens: int) -> by
 
 async def _completed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> int:
     """Ask and read to the end; how many tokens came. Raises RemoteError unless it is a whole stream."""
+    count = None
     try:
         writer.write(request)
         status = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split(" ", 2)[1]
         if status != "200":
             said = (await reader.read(500)).decode("utf-8", "replace")
             raise RemoteError(f"POST /v1/completions was answered {status}: {said}")
-        return await _usage(reader)
-    except (OSError, EOFError, ValueError) as error:
-        raise RemoteError(f"the HTTP stream broke off: {error}") from error
-
-
-async def _usage(reader: asyncio.StreamReader) -> int:
-    """The completion's tokens by its usage, which comes last."""
-    count = None
-    async for event in _events(reader):
-        if event == b"[DONE]" and count is not None:
-            return int(count)
-        if event != b"[DONE]":
-            chunk = json.loads(event)
+        async for event in _events(reader):
+            if event == b"[DONE]" and count is not None:
+                return int(count)
+            chunk = {} if event == b"[DONE]" else json.loads(event)
             if "error" in chunk:
                 raise RemoteError(f"the HTTP stream failed: {chunk['error'].get('message')}")
             count = (chunk.get("usage") or {}).get("completion_tokens", count)
+    except (OSError, EOFError, ValueError) as error:
+        raise RemoteError(f"the HTTP stream broke off: {error}") from error
     raise RemoteError("the HTTP stream ended without its usage")
 
 
@@ -414,8 +388,4 @@ async def _events(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 if __name__ == "__main__":
-    worker = _Worker()
-    try:
-        answer_lines(worker.answer)
-    finally:
-        worker.close()
+    main()

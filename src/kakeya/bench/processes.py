@@ -16,16 +16,15 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Self, TextIO
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from kakeya.bench.machine import public_name
 from kakeya.errors import ConfigError, KakeyaError, PeerFailed
 from kakeya.options import EngineOptions, flags
 
 if TYPE_CHECKING:
-    from kakeya.client import ServerInfo
+    from kakeya.client import AsyncClient, ServerInfo
 
 # How long a process may take to leave before it is made to.
 PATIENCE_SECONDS = 15.0
@@ -44,9 +43,12 @@ def resident_bytes(pid: int | None = None) -> int | None:
 
 
 class Bystanders:
-    """How much of the machine others than `ours` use from now on: noise that no median removes."""
+    """How much of the machine others than `ours` use from now on: noise that no median removes.
 
-    def __init__(self, ours: Sequence[int]) -> None:
+    Nobody knows where one of ours, a process that somebody else started, is None.
+    """
+
+    def __init__(self, ours: Sequence[int | None]) -> None:
         self._ours = ours
         self._began = time.perf_counter()
         self._busy = self._others_busy_seconds()
@@ -62,6 +64,8 @@ class Bystanders:
     def _others_busy_seconds(self) -> float | None:
         import psutil
 
+        if None in self._ours:
+            return None
         times = psutil.cpu_times()._asdict()
         # Guests are in `user` and `nice` already.
         busy = sum(times.values()) - sum(times.get(name, 0.0) for name in _NOT_BUSY)
@@ -128,15 +132,11 @@ class ChildProcess:
 
     def close(self) -> None:
         """End the process: politely by closing its input, by force when it does not react."""
-        with suppress(BrokenPipeError):  # it is gone already, with the request it never read
-            self._pipe(self._process.stdin).close()
         try:
-            self._process.wait(timeout=PATIENCE_SECONDS)
+            self._process.communicate(timeout=PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+            self._process.communicate()
         self._said.close()
 
     def kill(self) -> None:
@@ -150,9 +150,7 @@ class ChildProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def said(self) -> str:
@@ -160,10 +158,13 @@ class ChildProcess:
         self._said.seek(0)
         return self._said.read()
 
-    @staticmethod
-    def _pipe(pipe: IO[str] | None) -> IO[str]:
-        assert pipe is not None
-        return pipe
+    def last_words(self) -> str:
+        """The last line that it wrote; one of ours if there is any, which others may have been put after."""
+        lines = self.said().strip().splitlines()
+        ended = self._process.poll()
+        silence = "it took too long" if ended is None else f"exit status {ended}, it said nothing"
+        own = [line for line in lines if line.startswith("kakeya: ")]
+        return (own or lines or [silence])[-1]
 
 
 class LineProcess(ChildProcess):
@@ -182,7 +183,9 @@ class LineProcess(ChildProcess):
 
     def ask(self, request: Any) -> Any:
         """The answer. Raises PeerFailed when it says that it cannot, and when it is gone."""
-        stdin, stdout = self._pipe(self._process.stdin), self._pipe(self._process.stdout)
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
         try:
             stdin.write(json.dumps(request) + "\n")
             stdin.flush()
@@ -190,7 +193,8 @@ class LineProcess(ChildProcess):
         except BrokenPipeError:
             line = ""
         if not line:
-            raise PeerFailed(f"{self.name} ended unexpectedly: {self._last_words()}")
+            self._process.wait()
+            raise PeerFailed(f"{self.name} ended unexpectedly: {self.last_words()}")
         reply = json.loads(line)
         if isinstance(reply, dict) and "error" in reply:
             raise PeerFailed(reply["error"])
@@ -198,28 +202,17 @@ class LineProcess(ChildProcess):
 
     def ask_within(self, seconds: float, request: Any) -> Any:
         """The answer. The process is killed when it takes longer."""
-        late = threading.Event()
-
-        def give_up() -> None:
-            late.set()
-            self.kill()
-
-        timer = threading.Timer(seconds, give_up)
+        timer, began = threading.Timer(seconds, self.kill), time.monotonic()
         timer.start()
         try:
             return self.ask(request)
         except PeerFailed:
-            if not late.is_set():
+            if time.monotonic() - began < seconds:
                 raise
-            last = f"the last it said: {self._last_words()}"
+            last = f"the last it said: {self.last_words()}"
             raise PeerFailed(f"{self.name} gave no answer within {seconds:g} s; {last}") from None
         finally:
             timer.cancel()
-
-    def _last_words(self) -> str:
-        self._process.wait()
-        lines = self.said().strip().splitlines()
-        return lines[-1] if lines else f"exit status {self._process.returncode}, it said nothing"
 
 
 def answer_lines(
@@ -273,8 +266,7 @@ class ServerProcess(ChildProcess):
     def __init__(
         self, engine: EngineOptions, capacity: int, extra: Sequence[str] = (), *, http: bool = False
     ) -> None:
-        self.address = ""
-        self.http_address: str | None = None
+        self.address = self.http_address = ""
         self._has_http = http
         listen = {"bind": _ANY_PORT, "http": _ANY_PORT if http else "off", "log-level": "error"}
         super().__init__(
@@ -285,47 +277,56 @@ class ServerProcess(ChildProcess):
             own_session=True,
         )
 
-    async def ready(self) -> "ServerInfo":
-        """What the server runs, once it does. Raises ConfigError with its last words when it does not."""
+    async def ready(self) -> None:
+        """Wait until its banner says where it listens. Raises ConfigError with its last words."""
         deadline = time.monotonic() + START_SECONDS
-        while not self._find_addresses():
+        while not self.address or (self._has_http and not self.http_address):
             if not self.running or time.monotonic() > deadline:
-                raise ConfigError(f"the server did not start: {self._last_words()}")
+                raise ConfigError(f"the server did not start: {self.last_words()}")
             await asyncio.sleep(0.05)
-        from kakeya.client import AsyncClient  # `bench gpu` also runs where protobuf is not installed
-
-        async with AsyncClient(self.address) as client:
-            return await client.server_info()
-
-    def _find_addresses(self) -> bool:
-        """Read in the server's banner where it listens; False while there is none."""
-        said = self.said()
-        grpc, http = _GRPC.search(said), _HTTP.search(said)
-        self.address = grpc[1] if grpc else ""
-        self.http_address = http[1] if http else None
-        return grpc is not None and (http is not None or not self._has_http)
-
-    def _last_words(self) -> str:
-        """Its own words if it had any, which others may have been put after."""
-        lines = self.said().strip().splitlines()
-        ended = self._process.poll()
-        silence = "it took too long" if ended is None else f"exit status {ended}"
-        own = [line for line in lines if line.startswith("kakeya: ")]
-        return (own or lines or [silence])[-1]
+            found = (pattern.search(self.said()) for pattern in (_GRPC, _HTTP))
+            self.address, self.http_address = (each[1] if each else "" for each in found)
 
 
-def server_facts(info: "ServerInfo") -> dict[str, Any]:
-    """What a server says about itself, as reports tell it."""
-    return {**asdict(info), "model_id": public_name(info.model_id)}
+@dataclass(frozen=True)
+class Server:
+    """A server that is ready: a client of it, and what it says about itself. `pid` may be unknown."""
+
+    client: "AsyncClient"
+    info: "ServerInfo"
+    address: str
+    http_address: str = ""
+    pid: int | None = None
+
+    def resident_bytes(self) -> int | None:
+        return None if self.pid is None else resident_bytes(self.pid)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As reports tell it."""
+        return {**asdict(self.info), "model_id": public_name(self.info.model_id)}
+
+
+@asynccontextmanager
+async def running_server(
+    address: str, http_address: str = "", pid: int | None = None, api_key: str | None = None
+) -> AsyncIterator[Server]:
+    """One that somebody else started and ends."""
+    from kakeya.client import AsyncClient  # `bench gpu` also runs where protobuf is not installed
+
+    async with AsyncClient(address, api_key=api_key) as client:
+        yield Server(client, await client.server_info(), address, http_address, pid)
 
 
 @asynccontextmanager
 async def server_process(
     engine: EngineOptions, capacity: int, extra: Sequence[str] = (), *, http: bool = False
-) -> AsyncIterator[tuple[ServerProcess, "ServerInfo"]]:
-    """A server that is ready, and what it says about itself. Raises ConfigError when it cannot start."""
-    server = ServerProcess(engine, capacity, extra, http=http)
+) -> AsyncIterator[Server]:
+    """One of our own. Raises ConfigError when it cannot start."""
+    process = ServerProcess(engine, capacity, extra, http=http)
     try:
-        yield server, await server.ready()
+        await process.ready()
+        async with running_server(process.address, process.http_address, process.pid) as server:
+            yield server
     finally:
-        await asyncio.to_thread(server.close)
+        await asyncio.to_thread(process.close)

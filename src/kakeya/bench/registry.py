@@ -64,26 +64,21 @@ def plain_tables(results: Mapping[str, Any], prefix: str = "") -> list[Table]:
     for name, value in results.items():
         if isinstance(value, dict):
             tables += plain_tables(value, f"{prefix}{name}.")
-        elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-            tables += _rows_table(f"{prefix}{name}", value)
+        elif _is_rows(value):
+            tables.append(_rows_table(f"{prefix}{name}", value))
+            for number, row in enumerate(value, start=1):
+                inner = {each: rows for each, rows in row.items() if _is_rows(rows)}
+                tables += plain_tables(inner, f"{prefix}{name} {number}.")
         else:
             figures[name] = value
     own = [listing(prefix.rstrip(".") or "Results", ("what", "value"), flat(figures))] if figures else []
     return [*own, *tables]
 
 
-def _rows_table(title: str, rows: list[dict[str, Any]]) -> list[Table]:
-    """The rows' own figures, and below them the lists that each of them has."""
+def _rows_table(title: str, rows: list[dict[str, Any]]) -> Table:
     cells = [dict(flat({name: value for name, value in row.items() if not _is_rows(value)})) for row in rows]
     headings = list(dict.fromkeys(name for row in cells for name in row))
-    inner = [
-        (f"{title} {number}.{name}", value)
-        for number, row in enumerate(rows, start=1)
-        for name, value in row.items()
-        if _is_rows(value)
-    ]
-    own = listing(title, headings, [[row.get(name, "–") for name in headings] for row in cells])
-    return [own, *(table for name, value in inner for table in _rows_table(name, value))]
+    return listing(title, headings, [[row.get(name, "–") for name in headings] for row in cells])
 
 
 def _is_rows(value: object) -> bool:

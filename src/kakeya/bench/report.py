@@ -4,8 +4,6 @@ import inspect
 import json
 import math
 import os
-import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -100,7 +98,7 @@ class Report:
         return int(any(gate.passed is False for gate in self.gates))
 
     def to_dict(self) -> dict[str, Any]:
-        told = {
+        return {
             "schema_version": SCHEMA_VERSION,
             "kind": self.kind,
             "partial": self.partial,
@@ -109,8 +107,8 @@ class Report:
             "config": as_json(self.config),
             "machine": as_json(self.machine),
             "results": self.results,
+            "gates": [asdict(gate) for gate in self.gates],
         }
-        return {**told, "gates": [asdict(gate) for gate in self.gates]}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
@@ -122,15 +120,15 @@ def as_json(value: Any) -> Any:
     Of a path only its end is told, since reports are for strangers.
     """
     if is_dataclass(value):
-        names = [each.name for each in fields(value)]
-        names += [
-            name for name, _ in inspect.getmembers(type(value), lambda each: isinstance(each, property))
-        ]
+        derived = inspect.getmembers(type(value), lambda each: isinstance(each, property))
+        names = [*(each.name for each in fields(value)), *(name for name, _ in derived)]
         return {name: as_json(getattr(value, name)) for name in names}
     if isinstance(value, dict):
         return {str(name): as_json(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [as_json(each) for each in (sorted(value) if isinstance(value, (set, frozenset)) else value)]
+    if isinstance(value, (set, frozenset)):
+        return as_json(sorted(value))
+    if isinstance(value, (list, tuple)):
+        return [as_json(each) for each in value]
     if isinstance(value, Enum):
         return value.value
     return value.name if isinstance(value, Path) else value
@@ -155,59 +153,32 @@ def from_json(kind: Any, value: Any) -> Any:
     return kind(value) if isinstance(kind, type) and issubclass(kind, Enum) else value
 
 
-def check_output(path: Path) -> None:
-    """Refuse a report path that could not be written, before any time is spent. Raises ConfigError."""
-    if path.suffix != ".json":
-        raise ConfigError(f"the report must be named *.json (its page goes beside it as *.html), got {path}")
-    _check_place("report", path)
-
-
 def check_file(what: str, path: Path | None, suffix: str) -> None:
-    """Refuse a picture or a page that could not be written. Raises ConfigError."""
+    """Refuse a report, a picture or a page that could not be written, before any time is spent.
+
+    Raises ConfigError.
+    """
     if path is None:
         return
     if path.suffix != suffix:
         raise ConfigError(f"the {what} must be named *{suffix}, got {path}")
-    _check_place(what, path)
-
-
-def _check_place(what: str, path: Path) -> None:
     if path.is_dir() or not path.parent.is_dir():
         raise ConfigError(f"the {what} needs an existing directory to be written in, got {path}")
 
 
-def write_report(path: Path, report: Report, page: str) -> Path:
-    """Write the JSON to `path` and its page beside it; returns the page's path.
+def write_file(what: str, path: Path, text: str) -> None:
+    """Write a whole file or none: what stood there before stays until the new one is complete.
 
-    A reader never sees half a file, and what stood there before stays until the new one is complete.
     Raises ConfigError when the place cannot be written.
     """
-    page_path = path.with_suffix(".html")
-    for place, text in ((path, report.to_json()), (page_path, page)):
-        write_file("report", place, text)
-    return page_path
-
-
-def write_file(what: str, path: Path, text: str) -> None:
-    """Write a whole file or none. Raises ConfigError when the place cannot be written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        _replace(path, text)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     except OSError as error:
         raise ConfigError(f"cannot write the {what} at {path}: {error}") from error
-
-
-def _replace(path: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            # mkstemp makes files private; a report is as readable as any other file its owner makes.
-            os.fchmod(file.fileno(), 0o644)
-        temporary.replace(path)
-    except BaseException:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
 
 
 def read_report(path: Path) -> Report:
@@ -240,7 +211,11 @@ def collect(directory: Path) -> Collection:
     if not directory.is_dir():
         raise ConfigError(f"reports are looked for in a directory, got {directory}")
     found = Collection({}, {})
-    for path, name in _json_files(directory):
+    for path in sorted(directory.rglob("*.json")):
+        inside = path.relative_to(directory)
+        if any(part.startswith(".") for part in inside.parts):
+            continue  # somebody's half-written file
+        name = inside.with_suffix("").as_posix()
         try:
             found.reports[name] = read_report(path)
         except ConfigError as error:
@@ -249,11 +224,3 @@ def collect(directory: Path) -> Collection:
         others = "".join(f"; {name}: {why}" for name, why in found.passed_over.items())
         raise ConfigError(f"there is no report in {directory}{others}")
     return found
-
-
-def _json_files(directory: Path) -> Iterator[tuple[Path, str]]:
-    """Hidden files are somebody's half-written ones."""
-    for path in sorted(directory.rglob("*.json")):
-        inside = path.relative_to(directory)
-        if not any(part.startswith(".") for part in inside.parts):
-            yield path, inside.with_suffix("").as_posix()

@@ -9,19 +9,10 @@ from typing import Annotated, Any, Protocol, TypeVar
 import typer
 
 from kakeya.bench.benchmark import Benchmark, Results, Run
-from kakeya.bench.chart import picture
+from kakeya.bench.chart import picture, templates
 from kakeya.bench.machine import machine_facts, public_name
 from kakeya.bench.page import report_page
-from kakeya.bench.report import (
-    Gate,
-    Report,
-    as_json,
-    check_file,
-    check_output,
-    now,
-    write_file,
-    write_report,
-)
+from kakeya.bench.report import Gate, Report, as_json, check_file, now, write_file
 from kakeya.bench.tables import Chart, Table
 from kakeya.errors import ConfigError
 
@@ -68,17 +59,19 @@ def execute(benchmark: Benchmark[R], outputs: Outputs, terminal: Terminal) -> in
     benchmark raises. A picture that cannot be drawn costs nothing else.
     """
     path = outputs.path(benchmark.kind)
-    check_output(path)
+    page_path = path.with_suffix(".html")
+    check_file("report", path, ".json")
     check_file("picture", outputs.picture, ".svg")
     benchmark.check(picture=outputs.picture is not None)
     model = benchmark.model_to_fetch
     model_path = None if model is None else terminal.fetch(model)
+    templates()  # now, so that no measurement sees them loaded
     report = Report(benchmark.kind, settings(benchmark), machine_facts())
     with terminal.progress() as progress:
         progress(0.0, "starting")
         run: Run[R] = Run(progress, lambda results: write(results), model_path, benchmark.checkpoint_every_s)
 
-        def write(results: R, finished_at: str | None = None) -> tuple[Report, Path]:
+        def write(results: R, finished_at: str | None = None) -> Report:
             told = replace(
                 report,
                 config=report.config | as_json(run.facts),
@@ -87,11 +80,12 @@ def execute(benchmark: Benchmark[R], outputs: Outputs, terminal: Terminal) -> in
                 gates=tuple(benchmark.gates(results)),
                 finished_at=finished_at,
             )
-            page = report_page(benchmark.title, told, benchmark.show(results))
-            return told, write_report(path, told, page)
+            write_file("report", path, told.to_json())
+            write_file("report", page_path, report_page(benchmark.title, told, benchmark.show(results)))
+            return told
 
         results = run.stamped(benchmark.run(run))
-    report, page_path = write(results, now())
+    report = write(results, now())
     shown = benchmark.show(results)
     failure = _draw(outputs.picture, shown)
     if outputs.as_json:

@@ -39,10 +39,6 @@ def ratio(numerator: float | None, denominator: float | None) -> float | None:
     return numerator / denominator
 
 
-def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    return ratio(Samples(tuple(ours)).median, Samples(tuple(theirs)).median)
-
-
 def median_of_ratios(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
     """The middle of what each repetition says: a slow spell of the machine falls on both of its sides."""
     ratios = [ratio(*pair) for pair in zip(ours, theirs, strict=False)]
@@ -70,5 +66,4 @@ def slope(points: Sequence[tuple[float, float]]) -> float | None:
     """How fast y grows with x, by least squares; None for fewer than two different x."""
     if len({x for x, _ in points}) < 2:
         return None
-    line = statistics.linear_regression([x for x, _ in points], [y for _, y in points])
-    return line.slope
+    return statistics.linear_regression(*zip(*points, strict=True)).slope

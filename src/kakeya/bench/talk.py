@@ -1,11 +1,14 @@
-"""What a conversation comes to in each way that it was held: turns, and figures derived from them. Pure."""
+"""What a conversation comes to in each way that it was held: turns, figures, tables and charts. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
+from types import SimpleNamespace as Space
 from typing import Any
 
 from kakeya.bench.benchmark import Results
 from kakeya.bench.stats import known, percentile, ratio, slope
+from kakeya.bench.tables import MIB, MS, Chart, Column, Series, Table, figure, figures, listing, over
 
 GRPC, RESPONSES, CHAT, UNMATCHED = "grpc", "responses", "chat", "chat-unmatched"
 LLAMA, TRANSFORMERS = "llama", "transformers"
@@ -22,16 +25,16 @@ RSS_TAIL = 20
 # A spread of fewer would be 0 whatever they held.
 PLATEAU_TURNS_NEEDED = 2
 BUCKET_SECONDS = 600.0
+BUCKET_MAXIMA = ("kv_live_bytes", "history_tokens", "server_rss_bytes")
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn, counted from 1: an answer, and what the server's process held afterwards; or an error.
+    """One turn, counted from 1: an answer, or an error. None where a way does not tell.
 
-    Seconds are by the client's clock: `latency_s` from the message's text to the last token, `ttft_s` to the
-    first one. Tokens are as the server counts them: `prompt_tokens` is the whole history with the new
-    message, `cached_tokens` what of it was not computed again, `dropped_tokens` what has left the window.
-    None where a way does not tell. After a turn that is `stopped` the way took part no longer.
+    Seconds run from the message's text to the last token, `ttft_s` to the first one. `prompt_tokens` is the
+    whole history with the new message, `cached_tokens` what of it was not computed again, `dropped_tokens`
+    what has left the window. After a turn that is `stopped` the way took part no longer.
     """
 
     turn: int = 0
@@ -113,19 +116,31 @@ class Rss:
     slope_bytes_per_s: float | None = None
 
     @classmethod
-    def of(cls, turns: Sequence[Turn]) -> "Rss":
-        seen = [turn for turn in turns if turn.server_rss_bytes is not None][SETTLED_TURN - 1 :]
-        if len(seen) < 2:
+    def of(cls, turns: Iterable[Turn]) -> "Rss":
+        points = [
+            (turn.t_relative_s, turn.server_rss_bytes)
+            for turn in turns
+            if turn.ok and turn.server_rss_bytes is not None
+        ][SETTLED_TURN - 1 :]
+        if len(points) < 2:
             return cls()
-        first, *later = values(seen, "server_rss_bytes")
+        first, *later = (size for _, size in points)
         return cls(
             first,
             later[-1],
             last_over_settled=ratio(later[-1], first),
             peak_over_settled=ratio(max(first, *later), first),
             tail_over_settled=ratio(percentile(later[-RSS_TAIL:], 50), first),
-            slope_bytes_per_s=slope([(turn.t_relative_s, turn.server_rss_bytes or 0) for turn in seen]),
+            slope_bytes_per_s=slope(points),
         )
+
+
+def _ends_of(name: str, most: int = ENDS) -> property:
+    return property(lambda talk: ends(values(talk.turns, name), most))
+
+
+def _most(name: str) -> property:
+    return property(lambda talk: max(values(talk.turns, name), default=None))
 
 
 @dataclass(frozen=True)
@@ -137,6 +152,14 @@ class Talk:
     window_tokens: int
     software: dict[str, Any] = field(default_factory=dict)
     sessions_opened: int | None = None
+
+    history_tokens = _most("history_tokens")
+    dropped_tokens = _most("dropped_tokens")
+    latency = _ends_of("latency_s")
+    ttft = _ends_of("ttft_s")
+    computed_tokens = _ends_of("computed_tokens")
+    # Over more turns at both ends, those included in which the window fills.
+    whole_latency = _ends_of("latency_s", HEAD)
 
     def good(self) -> list[Turn]:
         return [turn for turn in self.turns if turn.ok]
@@ -159,29 +182,9 @@ class Talk:
         return self.turns[-1].turn if self.turns and self.turns[-1].stopped else None
 
     @property
-    def history_tokens(self) -> float | None:
-        return max(values(self.turns, "history_tokens"), default=None)
-
-    @property
-    def dropped_tokens(self) -> float | None:
-        return max(values(self.turns, "dropped_tokens"), default=None)
-
-    @property
     def mean_answer_tokens(self) -> float | None:
         counts = values(self.turns, "answer_tokens")
-        return sum(counts) / len(counts) if counts else None
-
-    @property
-    def latency(self) -> Ends:
-        return ends(values(self.turns, "latency_s"))
-
-    @property
-    def ttft(self) -> Ends:
-        return ends(values(self.turns, "ttft_s"))
-
-    @property
-    def computed_tokens(self) -> Ends:
-        return ends(values(self.turns, "computed_tokens"))
+        return fmean(counts) if counts else None
 
     @property
     def latency_once_full(self) -> Ends:
@@ -190,18 +193,13 @@ class Talk:
         return ends(values(full, "latency_s"))
 
     @property
-    def whole_latency(self) -> Ends:
-        """Over more turns at both ends, those included in which the window fills."""
-        return ends(values(self.turns, "latency_s"), HEAD)
-
-    @property
     def percentiles(self) -> dict[str, float | None]:
         return percentiles(self.turns)
 
     @property
     def kv_live_bytes(self) -> dict[str, float | None]:
         kept = values(self.turns, "kv_live_bytes")
-        mean = sum(kept) / len(kept) if kept else None
+        mean = fmean(kept) if kept else None
         return {"min": min(kept, default=None), "mean": mean, "max": max(kept, default=None)}
 
     @property
@@ -214,16 +212,16 @@ class Talk:
 
     @property
     def server_rss(self) -> Rss:
-        return Rss.of(self.good())
+        return Rss.of(self.turns)
 
     @property
     def buckets_10min(self) -> list[dict[str, Any]]:
         """Stretches of ten minutes, by when turns began; empty ones included."""
-        places = [int(turn.t_relative_s // BUCKET_SECONDS) for turn in self.turns]
-        pairs = list(zip(places, self.turns, strict=True))
-        stretches = [
-            [turn for at, turn in pairs if at == place] for place in range(max(places, default=-1) + 1)
-        ]
+        stretches: list[list[Turn]] = []
+        for turn in self.turns:
+            place = int(turn.t_relative_s // BUCKET_SECONDS)
+            stretches += ([] for _ in range(place + 1 - len(stretches)))
+            stretches[place].append(turn)
         return [
             {
                 "from_s": place * BUCKET_SECONDS,
@@ -234,9 +232,6 @@ class Talk:
             }
             for place, turns in enumerate(stretches)
         ]
-
-
-BUCKET_MAXIMA = ("kv_live_bytes", "history_tokens", "server_rss_bytes")
 
 
 @dataclass(frozen=True)
@@ -276,3 +271,130 @@ def beside(talk: Talk, ours: Talk) -> float | None:
     both = [turn for turn in talk.good() if turn.turn in own][-ENDS:]
     theirs, mine = values(both, "latency_s"), values((own[turn.turn] for turn in both), "latency_s")
     return ratio(percentile(theirs, 50), percentile(mine, 50))
+
+
+def shown(results: ConversationResults) -> list[Table | Chart]:
+    """The conversation as tables and charts."""
+    times_ours = results.times_ours
+    beside_ours = Column("× ours", lambda talk: times_ours.get(talk.way), form=".2f")
+    columns = [*ENDS_COLUMNS, beside_ours, Column("ended", _ended)]
+    buckets = [Space(way=talk.way, **bucket) for talk in results.ways for bucket in talk.buckets_10min]
+    software = [
+        (talk.way, ", ".join(f"{name} {value}" for name, value in talk.software.items()))
+        for talk in results.ways
+    ]
+    errors = [
+        (talk.way, turn.turn, f"{turn.t_relative_s:,.1f}", f"{turn.error_class}: {turn.error_str}")
+        for talk in results.ways
+        for turn in talk.turns
+        if not turn.ok
+    ]
+    return [
+        Table(f"Latency, medians of the first and last {ENDS} turns", columns, results.ways),
+        *_charts(results),
+        Table("The whole conversation", WHOLE_COLUMNS, results.ways),
+        listing("The run", ("what", "value"), _run_rows(results), labels=1),
+        Table("By 10 minutes", BUCKET_COLUMNS, buckets),
+        listing("Who took part", ("way", "what"), software),
+        *([listing("The first errors", ("way", "turn", "second", "message"), errors[:20])] if errors else ()),
+    ]
+
+
+def _ended(talk: Talk) -> str:
+    if talk.stopped_at:
+        return f"stopped at turn {talk.stopped_at}"
+    return f"{talk.n_errors} errors" if talk.n_errors else "well"
+
+
+def _p50_p95(talk: Talk, name: str) -> str:
+    return figures(*(talk.percentiles[f"{name}_p{rank}_s"] for rank in (50, 95)), scale=MS, form=",.1f")
+
+
+def _memory(talk: Talk) -> str:
+    rss = talk.server_rss
+    return figures(rss.peak_over_settled, rss.tail_over_settled, rss.last_over_settled, form=".4f")
+
+
+ENDS_COLUMNS = [
+    Column("way", "way"),
+    Column("turns", "n_turns"),
+    Column("first, ms", "latency.first", MS),
+    Column("last, ms", "latency.last", MS),
+    Column("last/first", "latency.last_over_first", form=".2f"),
+    Column("first token, ms", "ttft.last", MS),
+    Column("computed, first", "computed_tokens.first"),
+    Column("last", "computed_tokens.last"),
+    Column("history", "history_tokens"),
+    Column("answer", "mean_answer_tokens", form=".1f"),
+]
+WHOLE_COLUMNS = [
+    Column("way", "way"),
+    Column("latency p50 / p95, ms", lambda talk: _p50_p95(talk, "latency")),
+    Column("first token p50 / p95, ms", lambda talk: _p50_p95(talk, "ttft")),
+    Column(f"first {HEAD}, ms", "whole_latency.first", MS, ",.1f"),
+    Column(f"last {HEAD}, ms", "whole_latency.last", MS, ",.1f"),
+    Column("last over first", "whole_latency.last_over_first", form=".3f"),
+    Column("least KV MiB", lambda talk: talk.kv_live_bytes["min"], MIB, ",.2f"),
+    Column("most", lambda talk: talk.kv_live_bytes["max"], MIB, ",.2f"),
+    Column(f"memory over turn {SETTLED_TURN}'s: peak / last {RSS_TAIL} turns / last turn", _memory),
+    Column("its slope, KiB a minute", "server_rss.slope_bytes_per_s", 60 / 1024, "+,.1f"),
+]
+BUCKET_COLUMNS = [
+    Column("way", "way"),
+    Column("from minute", "from_s", 1 / 60),
+    Column("turns", "n_turns"),
+    Column("errors", "n_errors"),
+    Column("latency p50, ms", "latency_p50_s", MS, ",.1f"),
+    Column("p95, ms", "latency_p95_s", MS, ",.1f"),
+    Column("KV MiB", "kv_live_bytes_max", MIB, ",.2f"),
+    Column("history", "history_tokens_max"),
+    Column("RSS MiB", "server_rss_bytes_max", MIB, ",.1f"),
+]
+
+
+def _run_rows(results: ConversationResults) -> list[tuple[str, str]]:
+    aborted = results.abort_reason and f"aborted: {results.abort_reason}"
+    matching = results.unmatched_over_matched.items()
+    opened = known(talk.sessions_opened for talk in results.ways)
+    return [
+        ("ended by", results.ended_by or aborted or "not yet"),
+        ("seconds", figure(results.duration_s, form=",.1f")),
+        ("share of the machine that others used", figure(results.bystanders_share, form=".1%")),
+        *((f"unmatched over matched, {name}", figure(value, form=".2f")) for name, value in matching),
+        *(("sessions opened", figure(count)) for count in opened),
+    ]
+
+
+def _charts(results: ConversationResults) -> list[Chart]:
+    """Over turns all ways beside each other; a session over gRPC, which may be long, over its history."""
+    ways = results.by_name()
+    alone = list(ways) == [GRPC]
+    stops = {name: _ended(talk) for name, talk in ways.items() if talk.stopped_at}
+    how = {"log_y": True, "ends": stops, "picture": not alone}
+    return [
+        _over_turns(ways, "Latency per turn", "seconds", "latency_s", **how),
+        _over_turns(ways, "Prompt tokens computed per turn", "tokens", "computed_tokens"),
+        *(_history_charts(ways[GRPC].good(), picture=alone) if GRPC in ways else ()),
+    ]
+
+
+def _over_turns(ways: Mapping[str, Talk], title: str, unit: str, of: str, **how: Any) -> Chart:
+    """A line for each way, with a gap where a turn went wrong."""
+    numbers = range(1, max((len(talk.turns) for talk in ways.values()), default=0) + 1)
+    lines = []
+    for name, talk in ways.items():
+        found = {turn.turn: getattr(turn, of) for turn in talk.good()}
+        lines.append(Series(name, [found.get(number) for number in numbers]))
+    return Chart(title, unit, "turn", [float(number) for number in numbers], lines, **how)
+
+
+def _history_charts(turns: Sequence[Turn], *, picture: bool) -> list[Chart]:
+    axis = "thousand tokens of history"
+    at = [(turn.history_tokens or 0) / 1000 for turn in turns]
+    latency = {"latency": "latency_s", "first token": "ttft_s"}
+    kept, memory = {"live KV bytes": "kv_live_bytes"}, {"server resident memory": "server_rss_bytes"}
+    return [
+        over("Latency over history", "ms", axis, at, turns, latency, MS, picture=picture),
+        over("KV memory", "MiB", axis, at, turns, kept, MIB),
+        over("Server memory", "MiB", axis, at, turns, memory, MIB),
+    ]

@@ -49,7 +49,7 @@ def _common(
 
 
 def _prepare_process() -> None:
-    """A polite kill unwinds like any exit, so that temporary files go; odd bytes raise nothing here.
+    """Make SIGTERM unwind like any exit, so that temporary files are removed; let odd bytes through.
 
     Bytes that are not UTF-8 reach the tokenizer as lone surrogates, and it refuses them by name.
     """

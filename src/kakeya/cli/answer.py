@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AnswerReport:
-    """How an answer went. Times are the reader's own, but for the engine's prefill."""
+    """How an answer went. The reader took the times, except the prefill, which the engine took."""
 
     text: str
     stop_reason: StopReason
@@ -38,10 +38,9 @@ class AnswerReport:
 class Answer:
     """Appends `token_ids` to a session and answers them. Iterate once for the pieces of text.
 
-    `start` begins the work, and raises what the engine refuses; iterating starts it too. `cancel` may be
-    called from any thread once it has started; the pieces then end soon. However the iteration ends, the
-    engine is done with the session: a reader who leaves early cancels. `report` is there afterwards, unless
-    the engine failed.
+    `start` begins the work and raises what the engine raises; iterating starts it too. `cancel` may be called
+    from any thread once it has started; the pieces then end soon. A reader who leaves early cancels, so the
+    session rests however the iteration ends. `report` is set then, unless the engine failed.
     """
 
     def __init__(

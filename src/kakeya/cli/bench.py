@@ -3,20 +3,13 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, make_dataclass, replace
+from dataclasses import fields, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.box import SIMPLE
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 from typer.core import TyperGroup
 from typer.main import get_group
@@ -24,7 +17,7 @@ from typer.main import get_group
 from kakeya.bench.benchmark import Benchmark
 from kakeya.bench.chart import picture
 from kakeya.bench.page import collection_page, model_of, overview
-from kakeya.bench.report import Gate, check_file, collect, write_file
+from kakeya.bench.report import Gate, Report, check_file, collect, write_file
 from kakeya.bench.runner import Outputs, execute, main_chart
 from kakeya.bench.tables import Table
 from kakeya.cli.command import command_of
@@ -108,16 +101,13 @@ class BenchScreen(Screen):
     @contextmanager
     def progress(self) -> Iterator[Callable[[float, str], None]]:
         """A bar with the time left."""
-        columns = (
+        with Progress(
             BarColumn(),
             TaskProgressColumn(),
             TimeElapsedColumn(),
-            TextColumn("left:"),
+            "left:",
             TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-        )
-        with Progress(
-            *columns,
+            "{task.description}",
             console=self.err,
             transient=True,
             disable=not self.err.is_terminal,
@@ -163,29 +153,23 @@ def report(
     check_file("page", output, ".html")
     if pictures is not None and not pictures.is_dir():
         raise ConfigError(f"pictures need an existing directory to be written in, got {pictures}")
-    collection, screen = collect(directory), BenchScreen()
+    collection, screen, drawn = collect(directory), BenchScreen(), 0
     parts = {name: shown(each) for name, each in collection.reports.items()}
     write_file("page", output, collection_page(collection, parts))
-    charts = {name: main_chart(part) for name, part in parts.items()} if pictures else {}
-    drawn = {name: chart for name, chart in charts.items() if chart is not None}
-    for name, chart in drawn.items():
-        assert pictures is not None
-        write_file("picture", pictures / f"{name.replace('/', '-')}.svg", picture(chart))
+    for name, part in parts.items():
+        if pictures is not None and (chart := main_chart(part)) is not None:
+            write_file("picture", pictures / f"{name.replace('/', '-')}.svg", picture(chart))
+            drawn += 1
     if as_json:
-        told = [
-            {
-                "name": name,
-                "kind": each.kind,
-                "model": model_of(each.config),
-                "partial": each.partial,
-                "started_at": each.started_at,
-                "finished_at": each.finished_at,
-                "gates": [asdict(gate) for gate in each.gates],
-            }
-            for name, each in collection.reports.items()
-        ]
+        told = [_told(name, each) for name, each in collection.reports.items()]
         screen.line(json.dumps({"reports": told, "passed_over": collection.passed_over}, indent=2))
     else:
         screen.show([overview(collection)], ())
-    screen.notice(f"page: {output}" + (f", pictures: {len(drawn)} in {pictures}" if pictures else ""))
+    screen.notice(f"page: {output}" + (f", pictures: {drawn} in {pictures}" if pictures else ""))
     raise typer.Exit(max(each.exit_status for each in collection.reports.values()))
+
+
+def _told(name: str, report: Report) -> dict[str, Any]:
+    whole = report.to_dict()
+    names = ("kind", "partial", "started_at", "finished_at", "gates")
+    return {"name": name, "model": model_of(report.config), **{each: whole[each] for each in names}}

@@ -28,7 +28,7 @@ class ChatOptions(options.SamplingOptions, options.EngineOptions):
 def chat(context: typer.Context, asked: ChatOptions) -> None:
     """Check the settings, load the model, and talk until the input ends."""
     sampling = asked.sampling_params()
-    # Later, for these know the tokenizer, and help should not wait for it.
+    # Imported here because they import the tokenizer, and help should not wait for that.
     from kakeya.cli.chat_loop import ChatLoop
     from kakeya.cli.console import Screen
     from kakeya.cli.conversation import SESSIONS_NEEDED, Conversation

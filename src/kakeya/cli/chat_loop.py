@@ -227,7 +227,6 @@ def _path_of(command: str, argument: str) -> Path:
 
 
 def _enable_line_editing() -> None:
-    """Arrow keys and history at the prompt, where Python has readline."""
     try:
         import readline  # noqa: F401 - importing it is what changes input()
     except ImportError:

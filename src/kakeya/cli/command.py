@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 
 ENVIRONMENT_PREFIX = "KAKEYA"
-# What click calls where a value came from, in our words.
+# Click's names for where a value came from, and ours.
 _SOURCES = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file", "DEFAULT": "default"}
 
 
@@ -44,7 +44,7 @@ def command_of(options: type[T], run: Callable[[typer.Context, T], None]) -> Cal
 
 
 def read_file(context: typer.Context, path: Path | None) -> Path | None:
-    """Take settings from a TOML file, for what neither a flag nor the environment says.
+    """Take from a TOML file what neither a flag nor the environment sets.
 
     Raises ConfigError for a file that cannot be read and for a setting that does not exist.
     """
@@ -63,7 +63,7 @@ def read_file(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def _as_given(value: object) -> object:
-    """As if it stood on the command line, so that one parser checks it: 1.5 is no whole number there."""
+    """The value as it would stand on the command line, so that the same parser checks it."""
     return [str(item) for item in value] if isinstance(value, list) else str(value)
 
 

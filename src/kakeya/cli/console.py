@@ -1,7 +1,6 @@
 """What the verbs put on the terminal: answers on stdout, everything else on stderr, bars only where seen."""
 
 import sys
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
@@ -64,9 +63,7 @@ class FetchBar:
     def __enter__(self) -> "FetchBar":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bars.stop()
 
     def __call__(self, step: str, done: int, total: int | None) -> None:
@@ -81,7 +78,7 @@ class FetchBar:
             self._screen.notice(step)
             return None
         self._bars.start()
-        # What was there before says nothing of the rate.
+        # Bytes that were there before must not count for the rate.
         return self._bars.add_task(step, completed=done, total=total)
 
 

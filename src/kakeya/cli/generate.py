@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,6 @@ from kakeya import options
 from kakeya.cli.command import command_of
 from kakeya.cli.console import Screen
 from kakeya.errors import InvalidArgument
-from kakeya.types import SamplingParams
 
 if TYPE_CHECKING:
     from kakeya.cli.answer import AnswerReport
@@ -37,37 +35,20 @@ def generate(context: typer.Context, asked: GenerateOptions) -> None:
     """Check the settings, load the model, stream the answer to stdout."""
     sampling, config = asked.sampling_params(), asked.engine_config()
     text = _prompt_text(asked.prompt)
+    from kakeya.cli.answer import Answer
     from kakeya.cli.opening import open_runtime
 
     screen = Screen()
     with open_runtime(screen, asked.model, config) as runtime:
         token_ids, end_token_ids = _tokens(runtime, text, asked.system, asked.raw)
         session_id = runtime.create_session(client_label="generate", eos_token_ids=end_token_ids)
-        report = _stream(
-            screen, runtime, session_id, token_ids, asked.max_tokens, sampling, quietly=asked.as_json
-        )
+        answer = Answer(runtime, session_id, token_ids, asked.max_tokens, sampling)
+        for piece in answer:
+            if not asked.as_json:
+                screen.answer(piece)
+        assert answer.report is not None, "an answer that did not fail has a report"
         dropped = runtime.info(session_id).dropped_token_count
-        screen.line(_as_json(report, sampling.seed, dropped) if asked.as_json else "")
-
-
-def _stream(
-    screen: Screen,
-    runtime: "Runtime",
-    session_id: str,
-    token_ids: Sequence[int],
-    max_tokens: int,
-    sampling: SamplingParams,
-    *,
-    quietly: bool,
-) -> "AnswerReport":
-    from kakeya.cli.answer import Answer
-
-    answer = Answer(runtime, session_id, token_ids, max_tokens, sampling)
-    for piece in answer:
-        if not quietly:
-            screen.answer(piece)
-    assert answer.report is not None, "an answer that did not fail has a report"
-    return answer.report
+        screen.line(_as_json(answer.report, sampling.seed, dropped) if asked.as_json else "")
 
 
 def _prompt_text(prompt: str) -> str:

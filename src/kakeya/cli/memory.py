@@ -1,15 +1,17 @@
 """How many sessions fit: a memory budget, a session's bytes, and the arithmetic between them."""
 
 import re
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kakeya.cli.console import human_bytes
 from kakeya.errors import ConfigError
 from kakeya.types import BackendChoice
 
-# Of a machine's memory, which others use too; of what the model leaves on a device, which nobody else wants.
+# A share of the machine's memory, which other programs use too; and of what the model leaves on a device.
 DEFAULT_BUDGETS = {BackendChoice.CPU: "25%", BackendChoice.CUDA: "90%"}
-# What an unasked-for capacity stops at, however small sessions are.
+# The most that the default capacity grows to, however small sessions are.
 MOST_BY_DEFAULT = 4096
 
 _UNITS = {
@@ -51,14 +53,24 @@ class Budget:
 
 
 def fitting_capacity(
-    asked: int | None, budget: Budget, *, bytes_per_token: int, slots: int, available: int
+    asked: int | None,
+    budget: Budget,
+    *,
+    bytes_per_token: int,
+    slots: int,
+    available: int,
+    prefix_bytes: Callable[[int], int],
 ) -> int:
     """How many sessions to make room for: what was asked, or what the budget holds.
 
-    Raises ConfigError with the arithmetic when that does not fit.
+    `prefix_bytes`: what shared beginnings take beside so many sessions. Raises ConfigError with the
+    arithmetic when that does not fit.
     """
-    session_bytes = bytes_per_token * slots
-    fitting = budget.bytes_of(available) // session_bytes
+    session_bytes, room = bytes_per_token * slots, budget.bytes_of(available)
+    counts = range(1, room // session_bytes + 1)
+    fitting = bisect_right(
+        counts, room, key=lambda sessions: sessions * session_bytes + prefix_bytes(sessions)
+    )
     wanted = min(fitting, MOST_BY_DEFAULT) if asked is None else asked
     if 1 <= wanted <= fitting:
         return wanted
@@ -67,6 +79,7 @@ def fitting_capacity(
     raise ConfigError(
         f"capacity {wanted} does not fit: {bytes_per_token:,} bytes per token x {slots:,} slots "
         f"= {session_bytes:,} bytes per session, x {wanted:,} sessions = {total}, "
+        f"beside {human_bytes(prefix_bytes(wanted))} for shared beginnings, "
         f"and the memory budget is {budget.in_words(available)}: room for {fitting:,}. "
         "Lower --capacity or --window, or raise --memory-budget"
     )

@@ -14,7 +14,7 @@ from kakeya.options import Json
 
 if TYPE_CHECKING:
     from kakeya.models.catalogue import CatalogueEntry, ModelListing
-    from kakeya.models.speed import MeasuredProduct
+    from kakeya.models.speed import MeasuredMatmul
 
 _NO_LIMIT = 10_000
 _UNKNOWN = "-"
@@ -48,25 +48,25 @@ def models(fits: Fits = False, as_json: Json = False) -> None:
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine has for a model: free memory, and a product whose speed was measured."""
+    """What this machine has for a model: free memory, and a matmul whose speed was measured."""
 
     free: int
-    product: "MeasuredProduct | None"
+    matmul: "MeasuredMatmul | None"
 
     def fit(self, entry: "CatalogueEntry | None") -> dict[str, Any]:
         """Whether the model fits and how fast it would be; None where that is not known."""
         fits = decode = prompt = None
         if entry is not None:
             fits = entry.memory_need(EngineConfig()).total <= self.free
-        if entry is not None and self.product is not None:
-            decode = round(self.product.decode_tokens_per_s(entry.geometry, entry.size), 1)
-            prompt = round(self.product.prompt_tokens_per_s(entry.geometry), 1)
+        if entry is not None and self.matmul is not None:
+            decode = round(self.matmul.decode_tokens_per_s(entry.geometry, entry.size), 1)
+            prompt = round(self.matmul.prompt_tokens_per_s(entry.geometry), 1)
         return {
             "fits": fits,
             "free_bytes": self.free,
             "decode_tokens_per_s": decode,
             "prompt_tokens_per_s": prompt,
-            "estimated_from": None if self.product is None else asdict(self.product),
+            "estimated_from": None if self.matmul is None else asdict(self.matmul),
         }
 
     def footnotes(self) -> Iterator[str]:
@@ -76,15 +76,15 @@ class Machine:
             f"needs: weights, one session of {EngineConfig().cache.capacity:,} tokens and the process; "
             f"{human_bytes(self.free)} are free"
         )
-        if self.product is None:
-            yield "no speeds: the native kernels, whose product would be measured, were not built"
+        if self.matmul is None:
+            yield "no speeds: the native kernels were not built, and theirs is the matmul that is measured"
             return
-        read, multiplied = self.product.weight_bytes_per_s, self.product.multiply_adds_per_s
+        read, multiplied = self.matmul.weight_bytes_per_s, self.matmul.multiply_adds_per_s
         yield (
-            f"speeds are estimates for one session with a short history on the CPU, from a product of 4-bit "
+            f"speeds are estimates for one session with a short history on the CPU, from a matmul by 4-bit "
             f"weights measured now: {human_bytes(read)} of weights a second for one row, "
             f"{multiplied / 1e9:,.0f} billion multiply-adds a second for a prompt "
-            f"({self.product.isa}, {self.product.threads} threads)"
+            f"({self.matmul.isa}, {self.matmul.threads} threads)"
         )
 
 

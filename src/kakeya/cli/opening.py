@@ -15,7 +15,7 @@ def open_runtime(screen: Screen, model: str, config: EngineConfig) -> "Runtime":
 
     with FetchBar(screen) as progress:
         resolve(model, progress, config)
-    # Only now, for torch takes a second to import and a missing model needs no torch.
+    # Imported here because torch takes a second to import, and a missing model needs no torch.
     from kakeya.runtime import Runtime
 
     return Runtime.open(model, config)

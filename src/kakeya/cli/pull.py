@@ -11,9 +11,9 @@ _NAME = "A catalogue name, a path, or a hub id: org/name, org/name:Q4_K_M, org/n
 
 
 def register(app: typer.Typer) -> None:
-    app.command("pull", help="Fetch a model, or check that it is here and whole. A broken fetch goes on.")(
-        pull
-    )
+    app.command(
+        "pull", help="Fetch a model, or check that it is here and whole. A broken fetch is continued."
+    )(pull)
 
 
 def pull(name: Annotated[str, typer.Argument(help=_NAME)] = DEFAULT_MODEL) -> None:

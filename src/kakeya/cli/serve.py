@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kakeya import tracing
+from kakeya import logs, tracing
 from kakeya.cli.command import ENVIRONMENT_PREFIX, command_of, effective_settings
 from kakeya.cli.console import FetchBar, Screen
 from kakeya.cli.memory import MOST_BY_DEFAULT, fitting_capacity
@@ -51,8 +51,7 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
         return
     settings = Settings(options.server_config(), options.http_config(), options.admission_config())
     load = _loader(screen, options)
-    # Later, for these take their time to import, and help should not wait for them.
-    from kakeya import logs
+    # Imported here because they take a while to import, and help should not wait for them.
     from kakeya.cli.serve_banner import Banner
     from kakeya.metrics import Metrics
 
@@ -95,9 +94,10 @@ def _http_server(settings: Settings, commons: "Commons", metrics: "Metrics") -> 
 
 
 def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runtime]":
-    """What loads the runtime, once every setting it needs is known to be right. Raises ConfigError."""
+    """Check every setting that loading needs; returns what loads the runtime. Raises ConfigError."""
     asked, sessions = options.engine_config(), options.runtime_config()
     options.budget()
+    known = options.known_beginnings()
     traces = tracing.from_environment(options.model)
 
     def load(metrics: "Metrics") -> "Runtime":
@@ -106,22 +106,26 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
         with FetchBar(screen) as progress:
             path = resolve(options.model, progress, asked)
         from kakeya.engine.backends import chosen_backend, room_for_sessions
-        from kakeya.engine.slab import slab_geometry
+        from kakeya.engine.slab import prefix_cache_bytes, slab_geometry
         from kakeya.loading import give_back_memory
         from kakeya.models.checkpoint import open_checkpoint
         from kakeya.runtime import Runtime
 
         checkpoint, engine = open_checkpoint(path), chosen_backend(asked)
+        geometry = slab_geometry(checkpoint.config, engine)
         capacity = fitting_capacity(
             options.capacity,
             options.budget(engine.backend),
-            bytes_per_token=slab_geometry(checkpoint.config, engine).bytes_per_token,
+            bytes_per_token=geometry.bytes_per_token,
             slots=engine.cache.slots,
             available=room_for_sessions(checkpoint, engine, options.capacity or MOST_BY_DEFAULT),
+            prefix_bytes=lambda sessions: prefix_cache_bytes(replace(engine, capacity=sessions), geometry),
         )
         engine = replace(engine, capacity=capacity)
         runtime = Runtime.open(checkpoint, engine, sessions, metrics, traces, name=options.model)
-        del checkpoint  # with its vocabulary as Python's strings
+        for beginning in known:
+            runtime.warm(beginning.token_ids(runtime.tokenizer))
+        del checkpoint  # frees its vocabulary of Python strings
         give_back_memory()
         return runtime
 
@@ -129,7 +133,7 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
 
 
 def _adopt_foreign_logs() -> None:
-    """What gRPC, uvicorn and asyncio have to say goes where our own lines go, in the same form."""
+    """Write the log lines of gRPC, uvicorn and asyncio where ours go, in the same form."""
     ours = logging.getLogger("kakeya")
     for name in ("grpc", "asyncio", "uvicorn"):
         theirs = logging.getLogger(name)
@@ -139,7 +143,7 @@ def _adopt_foreign_logs() -> None:
 
 @contextmanager
 def _metrics_endpoint(options: ServeOptions, metrics: "Metrics") -> Iterator[str | None]:
-    """Serves the metrics meanwhile, if a port was given; their address. Raises ConfigError."""
+    """Serve the metrics while the body runs, if a port was given; yields their URL. Raises ConfigError."""
     if options.metrics_port is None:
         yield None
         return

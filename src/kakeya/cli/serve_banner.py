@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import kakeya
 from kakeya.cli.console import Screen, human_bytes
-from kakeya.cli.serve_options import LogFormat
 from kakeya.config import HttpConfig, Listening, ServerConfig
-from kakeya.types import RuntimeFacts
+from kakeya.logs import LogFormat
+from kakeya.types import RuntimeFacts, ShareBeginnings
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Banner:
         self._for_people = log_format is LogFormat.TEXT
 
     def warn(self) -> None:
-        """Say what is dangerous about the way the servers listen, so that nobody can miss it."""
+        """Say plainly what is dangerous about the way the servers listen."""
         for listening in (self._config, self._http):
             if listening is not None and listening.exposures:
                 self._warn_of(listening)
@@ -63,6 +63,10 @@ class Banner:
             f"{facts.bytes_per_token:,} bytes per token"
         )
         yield f"  node      at most {facts.capacity:,} sessions, {human_bytes(facts.pool_bytes)}, taken now"
+        if facts.share_beginnings != ShareBeginnings.OFF:
+            among = "of one owner" if facts.share_beginnings == ShareBeginnings.OWNER else "of all owners"
+            kept = human_bytes(facts.prefix_cache_bytes)
+            yield f"  shares    the same beginnings of sessions {among}, and {kept} of closed ones, taken now"
         yield f"  callers   {self._callers()}"
         if http_url is not None:
             yield f"  http      {http_url}/ (console), {http_url}/v1 (OpenAI's API), {http_url}/openapi.json"

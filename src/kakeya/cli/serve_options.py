@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 from datetime import date
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +12,7 @@ from kakeya.cli.command import read_file
 from kakeya.cli.memory import DEFAULT_BUDGETS, Budget
 from kakeya.config import (
     AdmissionConfig,
+    EngineConfig,
     HttpConfig,
     Quotas,
     RuntimeConfig,
@@ -20,8 +20,12 @@ from kakeya.config import (
     TlsConfig,
 )
 from kakeya.errors import ConfigError
+from kakeya.logs import LogFormat, LogLevel
 from kakeya.options import EngineOptions, build, memory
-from kakeya.types import AdmissionPolicy, BackendChoice
+from kakeya.types import AdmissionPolicy, BackendChoice, ShareBeginnings
+
+if TYPE_CHECKING:
+    from kakeya.text.known_beginnings import KnownBeginning
 
 # A flag in one panel of the help.
 _listening = partial(typer.Option, rich_help_panel="Listening")
@@ -33,22 +37,6 @@ _watching = partial(typer.Option, rich_help_panel="Watching it")
 OFF = "off"
 # Options whose values are never written anywhere.
 SECRETS = frozenset({"api_key"})
-
-
-class LogFormat(StrEnum):
-    """Lines for people, or one JSON object per line."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-class LogLevel(StrEnum):
-    """The least important line that is written."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 @dataclass(frozen=True)
@@ -72,6 +60,25 @@ class ServeOptions(EngineOptions):
             "25% on a CPU and 90% of what the model leaves on CUDA when left out."
         ),
     ] = None
+    share_beginnings: Annotated[
+        ShareBeginnings,
+        memory(
+            help="Between whose sessions the same beginning is computed once: those of one owner, or all."
+        ),
+    ] = EngineConfig.share_beginnings
+    prefix_cache_bytes: Annotated[
+        int | None,
+        memory(help="Memory for beginnings of closed sessions; an eighth of the sessions' when left out."),
+    ] = None
+    warm_prefix: Annotated[
+        Path | None,
+        memory(
+            help='Beginnings to compute at the start, one JSON object a line: {"text": …} or {"messages": …}.'
+        ),
+    ] = None
+    max_stall_ms: Annotated[
+        int, memory(help="How long prompts may hold up the tokens of others, about; 0 is no limit.")
+    ] = EngineConfig.max_stall_ms
     bind: Annotated[str, _listening(help="HOST:PORT for gRPC.")] = ServerConfig.bind
     http: Annotated[str, _listening(help="HOST:PORT for HTTP: OpenAI's API and the console; or off.")] = (
         HttpConfig.bind
@@ -87,12 +94,12 @@ class ServeOptions(EngineOptions):
     shutdown_grace_s: Annotated[float, _listening(help="Seconds that running work gets to end.")] = (
         ServerConfig.shutdown_grace_s
     )
-    keepalive_s: Annotated[float, _listening(help="Ping silent connections so often.")] = (
+    keepalive_s: Annotated[float, _listening(help="Seconds between pings on a silent connection.")] = (
         ServerConfig.keepalive_s
     )
-    keepalive_timeout_s: Annotated[float, _listening(help="Drop a connection whose ping is unanswered.")] = (
-        ServerConfig.keepalive_timeout_s
-    )
+    keepalive_timeout_s: Annotated[
+        float, _listening(help="Seconds after which an unanswered ping ends a connection.")
+    ] = ServerConfig.keepalive_timeout_s
     api_key: Annotated[
         list[str] | None, _callers(help="A key that may call; each is an owner. Repeatable.")
     ] = None
@@ -101,7 +108,9 @@ class ServeOptions(EngineOptions):
         int | None,
         _limits(help="Requests that generate at once, gRPC and HTTP together; the capacity when left out."),
     ] = AdmissionConfig.max_concurrent
-    admission: Annotated[AdmissionPolicy, _limits(help="What the others meet.")] = AdmissionConfig.policy
+    admission: Annotated[AdmissionPolicy, _limits(help="What happens to the others.")] = (
+        AdmissionConfig.policy
+    )
     queue_max_wait_s: Annotated[float, _limits(help="The longest wait in the queue; 0 is for ever.")] = (
         AdmissionConfig.queue_max_wait_s
     )
@@ -112,9 +121,9 @@ class ServeOptions(EngineOptions):
     max_message_bytes: Annotated[int, _limits(help="The longest gRPC message accepted.")] = (
         ServerConfig.max_message_bytes
     )
-    session_idle_ttl_s: Annotated[float, _limits(help="Close sessions unused for so long; 0 is never.")] = (
-        1800.0
-    )
+    session_idle_ttl_s: Annotated[
+        float, _limits(help="Close sessions idle for this many seconds; 0 is never.")
+    ] = 1800.0
     quota_sessions: Annotated[int | None, _limits(help="Sessions of one owner.")] = None
     quota_concurrent_requests: Annotated[int | None, _limits(help="Generates of one owner at once.")] = None
     quota_tokens_per_minute: Annotated[
@@ -124,16 +133,16 @@ class ServeOptions(EngineOptions):
         HttpConfig.max_connections
     )
     max_body_bytes: Annotated[int, _http(help="The longest body accepted.")] = HttpConfig.max_body_bytes
-    receive_timeout_s: Annotated[float, _http(help="A request must have arrived after so long.")] = (
+    receive_timeout_s: Annotated[float, _http(help="Seconds in which a request must arrive.")] = (
         HttpConfig.receive_timeout_s
     )
-    request_timeout_s: Annotated[float, _http(help="And be answered after so long; 0 is no limit.")] = (
-        HttpConfig.request_timeout_s
-    )
+    request_timeout_s: Annotated[
+        float, _http(help="Seconds in which it must be answered; 0 is no limit.")
+    ] = HttpConfig.request_timeout_s
     cors_origin: Annotated[
         list[str] | None, _http(help="Pages from here may call: https://… or *. Repeatable.")
     ] = None
-    default_max_tokens: Annotated[int, _http(help="The longest answer to who gives no limit.")] = (
+    default_max_tokens: Annotated[int, _http(help="The longest answer when a request sets no limit.")] = (
         HttpConfig.default_max_tokens
     )
     stored_responses: Annotated[int, _http(help="Responses of one owner that can be continued.")] = (
@@ -142,19 +151,23 @@ class ServeOptions(EngineOptions):
     chat_matching: Annotated[bool, _http(help="Continue chats whose messages are resent.")] = (
         HttpConfig.chat_matching
     )
-    held_conversations: Annotated[int, _http(help="How many are held for that.")] = (
+    held_conversations: Annotated[int, _http(help="How many of these chats are held.")] = (
         HttpConfig.held_conversations
     )
     chat_deprecation: Annotated[bool, _http(help="Say that chat completions are deprecated.")] = (
         HttpConfig.chat_deprecation
     )
-    chat_sunset: Annotated[str, _http(help="The day on which they end.", metavar="YYYY-MM-DD")] = (
-        HttpConfig.chat_sunset.isoformat()
-    )
+    chat_sunset: Annotated[
+        str, _http(help="The day on which chat completions end.", metavar="YYYY-MM-DD")
+    ] = HttpConfig.chat_sunset.isoformat()
     metrics_port: Annotated[int | None, _watching(help="Prometheus metrics over HTTP here.")] = None
-    metrics_host: Annotated[str, _watching(help="The address for them.")] = "127.0.0.1"
-    log_level: Annotated[LogLevel, _watching(help="How much to say.")] = LogLevel.INFO
-    log_format: Annotated[LogFormat, _watching(help="For whom to say it.")] = LogFormat.TEXT
+    metrics_host: Annotated[str, _watching(help="The address to serve them on.")] = "127.0.0.1"
+    log_level: Annotated[LogLevel, _watching(help="The least important lines that are logged.")] = (
+        LogLevel.INFO
+    )
+    log_format: Annotated[LogFormat, _watching(help="Lines for people, or JSON for programs.")] = (
+        LogFormat.TEXT
+    )
     config: Annotated[
         Path | None,
         typer.Option(help="TOML file with settings named like the flags.", is_eager=True, callback=read_file),
@@ -173,6 +186,17 @@ class ServeOptions(EngineOptions):
                 tokens_per_minute=self.quota_tokens_per_minute,
             ),
         )
+
+    def known_beginnings(self) -> "list[KnownBeginning]":
+        """What is computed at the start. Raises ConfigError naming the line that is wrong."""
+        if self.warm_prefix is None:
+            return []
+        from kakeya.text.known_beginnings import parse_beginnings
+
+        try:
+            return parse_beginnings(self.warm_prefix.read_text(encoding="utf-8"), str(self.warm_prefix))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the beginnings in {self.warm_prefix} cannot be read: {error}") from error
 
     def budget(self, backend: BackendChoice = BackendChoice.CPU) -> Budget:
         """The memory for sessions, where the backend is decided. Raises ConfigError."""

@@ -1,12 +1,11 @@
 """The asynchronous client: the implementation that the plain one wraps."""
 
 from collections.abc import Awaitable, Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from kakeya.client import values
 from kakeya.client.connection import Connection
-from kakeya.client.requests import made
+from kakeya.client.requests import build
 from kakeya.client.session import AsyncSession, open_session
 from kakeya.client.settings import TLS, Keepalive, Retry
 from kakeya.client.values import ServerInfo, SessionInfo
@@ -40,14 +39,8 @@ class AsyncClient:
         keepalive: Keepalive | None = None,
     ) -> None:
         """Raises ConfigError for TLS files that cannot be read."""
-        self._connection = Connection(
-            target,
-            api_key=api_key,
-            tls=tls,
-            timeout=timeout,
-            retry=retry or Retry(),
-            keepalive=keepalive or Keepalive(),
-        )
+        retry, keepalive = retry or Retry(), keepalive or Keepalive()
+        self._connection = Connection(target, api_key, tls, timeout, retry, keepalive)
         self._tokenizer: Tokenizer | None = None
 
     async def create_session(
@@ -72,7 +65,7 @@ class AsyncClient:
             eos = chat.end_token_ids
         if chat is not None and pinned_prefix_tokens is None:
             pinned_prefix_tokens = chat.pinned_prefix_tokens(await self.server_info())
-        opening = made(
+        opening = build(
             pb.CreateSessionRequest,
             client_label=label,
             eos_token_ids=eos,
@@ -92,20 +85,15 @@ class AsyncClient:
         page_token = ""
         while True:
             request = pb.ListSessionsRequest(page_size=_PAGE, page_token=page_token)
-            page: pb.ListSessionsResponse = await self._connection.call(
-                self._connection.stub.ListSessions, request
-            )
-            sessions += map(values.session_info, page.sessions)
+            page: pb.ListSessionsResponse = await self._connection.call("ListSessions", request)
+            sessions += (values.read(SessionInfo, each) for each in page.sessions)
             page_token = page.next_page_token
             if not page_token:
                 return sessions
 
     async def server_info(self) -> ServerInfo:
         """What the server runs."""
-        reply: pb.GetServerInfoResponse = await self._connection.call(
-            self._connection.stub.GetServerInfo, pb.GetServerInfoRequest()
-        )
-        return values.server_info(reply)
+        return values.server_info(await self._connection.call("GetServerInfo", pb.GetServerInfoRequest()))
 
     @property
     def tokenizer(self) -> "Awaitable[Tokenizer]":
@@ -119,9 +107,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def _new_chat(self, system: str | None = None, eos_token_ids: list[int] | None = None) -> "Chat":

@@ -16,9 +16,7 @@ from kakeya.wire import runtime_pb2 as pb
 
 async def fetch_tokenizer(connection: Connection) -> Tokenizer:
     """The tokenizer of the model that the server runs."""
-    reply: pb.GetTokenizerResponse = await connection.call(
-        connection.stub.GetTokenizer, pb.GetTokenizerRequest()
-    )
+    reply: pb.GetTokenizerResponse = await connection.call("GetTokenizer", pb.GetTokenizerRequest())
     # Large vocabularies take a while; the event loop has other streams to carry.
     return await asyncio.to_thread(Tokenizer, _files(reply))
 

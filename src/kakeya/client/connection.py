@@ -3,10 +3,10 @@
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 from grpc.aio import AioRpcError
 
 from kakeya.client.failures import translated
@@ -14,34 +14,22 @@ from kakeya.client.settings import TLS, Keepalive, Retry, channel_options
 from kakeya.errors import Conflict, HistoryMismatch, KakeyaError, Unavailable
 from kakeya.wire import runtime_pb2_grpc
 
-R = TypeVar("R")
-
-
-class Deadline:
-    """When a call with all its retries must be over; None: never."""
-
-    def __init__(self, seconds: float | None) -> None:
-        self._end = None if seconds is None else time.monotonic() + seconds
-
-    def left(self) -> float | None:
-        """Seconds left, never negative."""
-        return None if self._end is None else max(0.0, self._end - time.monotonic())
-
 
 class Attempts:
-    """Counts the tries of one call and pauses between them.
+    """Counts the tries of one call and pauses between them. All must be over after `timeout` seconds.
 
     `after_a_break` is whether one ended without telling what the server did.
     """
 
-    def __init__(self, retry: Retry, deadline: Deadline) -> None:
+    def __init__(self, retry: Retry, timeout: float | None) -> None:
         self._retry = retry
-        self._deadline = deadline
+        self._end = None if timeout is None else time.monotonic() + timeout
         self._failed = 0
         self.after_a_break = False
 
     def time_left(self) -> float | None:
-        return self._deadline.left()
+        """Seconds, never negative; None for no limit."""
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
 
     def progressed(self) -> None:
         """The work went on: the next failure is a first one."""
@@ -58,7 +46,7 @@ class Attempts:
         self.after_a_break |= isinstance(error, Unavailable)
         self._failed += 1
         delay = self._delay()
-        left = self._deadline.left()
+        left = self.time_left()
         if self._failed >= self._retry.attempts or (left is not None and delay >= left):
             raise error
         await asyncio.sleep(delay)
@@ -74,7 +62,6 @@ class Connection:
     def __init__(
         self,
         target: str,
-        *,
         api_key: str | None,
         tls: TLS | None,
         timeout: float | None,
@@ -102,21 +89,21 @@ class Connection:
         return self._stub
 
     def attempts(self, timeout: float | None) -> Attempts:
-        return Attempts(self._retry, Deadline(timeout))
+        return Attempts(self._retry, timeout)
 
     async def call(
         self,
-        method: Callable[..., Awaitable[R]],
-        request: Any,
+        name: str,
+        request: Message,
         *,
         attempts: Attempts | None = None,
         conflict_passes: bool = False,
-    ) -> R:
-        """A unary call, tried until it is answered or the client's timeout is over.
+    ) -> Any:
+        """The reply to a unary call, tried until it is answered or the client's timeout is over.
 
         Only for what may be repeated: reads, and calls with a request id. Raises the error the server meant.
         """
-        attempts = attempts or self.attempts(self.timeout)
+        method, attempts = getattr(self.stub, name), attempts or self.attempts(self.timeout)
         while True:
             try:
                 return await method(request, timeout=attempts.time_left(), metadata=self.metadata)

@@ -24,12 +24,12 @@ _BY_NAME: dict[object, type[KakeyaError]] = {
 
 def translated(error: AioRpcError) -> KakeyaError:
     """The error that the server meant, with its status."""
-    translation = _made(error, error.details() or error.code().name)
+    translation = _error(error, error.details() or error.code().name)
     translation.status = error.code()
     return translation
 
 
-def _made(error: AioRpcError, message: str) -> KakeyaError:
+def _error(error: AioRpcError, message: str) -> KakeyaError:
     status = error.code()
     if status is StatusCode.FAILED_PRECONDITION:
         return _invariant_violation(message)

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop on a thread of its own. All clients share it, for gRPC polls once for a whole process."""
+    """An event loop on its own thread. All clients share one, because gRPC polls once for a whole process."""
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _shared: ClassVar["LoopThread | None"] = None

@@ -2,12 +2,11 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from kakeya.client import values
 from kakeya.client.connection import Connection
-from kakeya.client.requests import generate_request, made, new_request_id
+from kakeya.client.requests import build, new_request_id
 from kakeya.client.settings import GenerateOptions
 from kakeya.client.stream import AsyncStream, Generation
 from kakeya.client.values import GenerateResult, SessionInfo, Token
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 async def open_session(connection: Connection, opening: pb.CreateSessionRequest) -> str:
     """A new session on the server; its id."""
     opening.request_id = new_request_id()
-    reply: pb.CreateSessionResponse = await connection.call(connection.stub.CreateSession, opening)
+    reply: pb.CreateSessionResponse = await connection.call("CreateSession", opening)
     return reply.session_id
 
 
@@ -62,7 +61,7 @@ class AsyncSession:
         Raises InvalidArgument for an id outside the vocabulary, SessionBusy during a generate, and
         HistoryMismatch unless the history has `expected_history_length` tokens; nothing is changed then.
         """
-        request = made(
+        request = build(
             pb.AppendTokensRequest,
             session_id=self._session_id,
             token_ids=list(token_ids),
@@ -71,7 +70,7 @@ class AsyncSession:
         )
         passes = self._is_stopping()
         reply: pb.AppendTokensResponse = await self._connection.call(
-            self._connection.stub.AppendTokens, request, conflict_passes=passes
+            "AppendTokens", request, conflict_passes=passes
         )
         self._settled(passes)
         return reply.history_length
@@ -100,17 +99,15 @@ class AsyncSession:
 
     async def info(self) -> SessionInfo:
         """What the session holds. Asking does not refresh its idle clock."""
-        reply: pb.GetSessionInfoResponse = await self._connection.call(
-            self._connection.stub.GetSessionInfo, pb.GetSessionInfoRequest(session_id=self._session_id)
-        )
-        return values.session_info(reply)
+        request = pb.GetSessionInfoRequest(session_id=self._session_id)
+        return values.read(SessionInfo, await self._connection.call("GetSessionInfo", request))
 
     async def fork(self) -> "AsyncSession":
         """A new session with the same history and conversation, independent from here on."""
         request = pb.ForkSessionRequest(session_id=self._session_id, request_id=new_request_id())
         passes = self._is_stopping()
         reply: pb.ForkSessionResponse = await self._connection.call(
-            self._connection.stub.ForkSession, request, conflict_passes=passes
+            "ForkSession", request, conflict_passes=passes
         )
         self._settled(passes)
         chat = None if self._chat is None else self._chat.fork()
@@ -125,7 +122,7 @@ class AsyncSession:
         request = pb.CloseSessionRequest(session_id=self._session_id)
         try:
             reply: pb.CloseSessionResponse = await self._connection.call(
-                self._connection.stub.CloseSession, request, attempts=attempts
+                "CloseSession", request, attempts=attempts
             )
         except SessionNotFound:
             if not attempts.after_a_break:
@@ -136,18 +133,19 @@ class AsyncSession:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         try:
             await self.close()
         except SessionNotFound:
-            pass  # closed or expired meanwhile: what was wanted is so
+            pass  # it was closed or it expired in the meantime, which is what was wanted
 
     def _generation(self, max_tokens: int, options: GenerateOptions) -> Generation:
-        settings: dict[str, Any] = dict(options)
+        if unknown := options.keys() - GenerateOptions.__annotations__.keys():
+            raise TypeError(f"generate has no option {min(unknown)!r}")
+        settings: dict[str, Any] = {"max_tokens": max_tokens, **options}
         timeout = settings.pop("timeout", None)
-        return Generation(self._connection, generate_request(max_tokens, **settings), timeout)
+        request = build(pb.GenerateRequest, **settings, request_id=new_request_id(), group_tokens=True)
+        return Generation(self._connection, request, timeout)
 
     async def _tokens(self, generation: Generation) -> AsyncGenerator[Token, None]:
         passes = self._is_stopping()

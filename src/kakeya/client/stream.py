@@ -9,7 +9,6 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from grpc.aio import AioRpcError
@@ -30,7 +29,7 @@ _NEVER_SENT = GenerateResult(StopReason.CANCELLED, 0, 0.0, 0.0, 0, 0, 0, 0)
 class Generation:
     """The state of one generate, shared by its session and its reader.
 
-    `ended`: the server has nothing more to do for it. `result`: how it ended, if that was told.
+    `ended`: the server has nothing more to do for it. `result`: how it ended, if the server said so.
     """
 
     def __init__(self, connection: Connection, request: pb.GenerateRequest, timeout: float | None) -> None:
@@ -49,7 +48,7 @@ class Generation:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether nobody waits for its end, which the server may not have noticed yet."""
+        """Whether its reader has left, which the server may not have noticed yet."""
         reader_is_gone = self.reader is not None and self.reader() is None
         return not self.ended and (self.cancelled or self._left or reader_is_gone)
 
@@ -85,7 +84,7 @@ class Generation:
     async def _one_call(self, attempts: Attempts) -> AsyncGenerator[Token, None]:
         """The tokens of one call that are new. Sets `result` when they were the last ones."""
         if self.cancelled and self._received == 0:
-            # Nothing came yet, and asking again could start what is not wanted any more.
+            # Nothing came yet, and asking again could start work that is no longer wanted.
             self.result = self._earlier or _NEVER_SENT
             return
         self._call = self._connection.stub.Generate(
@@ -177,7 +176,5 @@ class AsyncStream(Generic[T]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()

@@ -1,7 +1,6 @@
 """The plain client: every call runs the asynchronous one on an event loop thread and waits for it."""
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
 from kakeya.client.asynchronous import AsyncClient
@@ -88,9 +87,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     async def _fetched_tokenizer(self) -> "Tokenizer":
@@ -149,10 +146,8 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.run(self._session.__aexit__(kind, error, trace))
+    def __exit__(self, *error: object) -> None:
+        self._loop.run(self._session.__aexit__(*error))
 
 
 class Stream(Generic[T]):
@@ -193,9 +188,7 @@ class Stream(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     async def _next(self) -> T | None:

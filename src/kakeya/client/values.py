@@ -1,10 +1,18 @@
-"""What a server tells, as plain frozen values, and how they are read off the wire."""
+"""What a server reports, as plain frozen values, and how they are read from the wire."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from google.protobuf.message import Message
 
 from kakeya.errors import RemoteError
 from kakeya.types import StopReason
 from kakeya.wire import runtime_pb2 as pb
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+V = TypeVar("V", bound="DataclassInstance")
 
 _STOP_REASONS = {
     pb.MAX_TOKENS: StopReason.MAX_TOKENS,
@@ -80,6 +88,12 @@ class ServerInfo:
     eos_token_ids: tuple[int, ...]
 
 
+def read(kind: type[V], message: Message, **others: Any) -> V:
+    """A value with the fields of a message; `others` are those that are not simply the same."""
+    same = (field.name for field in fields(kind) if field.name not in others)
+    return kind(**{name: getattr(message, name) for name in same}, **others)
+
+
 def token(message: pb.Token) -> Token:
     return Token(
         id=message.id,
@@ -88,65 +102,27 @@ def token(message: pb.Token) -> Token:
     )
 
 
+def server_info(message: pb.GetServerInfoResponse) -> ServerInfo:
+    lists = {"features": tuple(message.features), "eos_token_ids": tuple(message.eos_token_ids)}
+    return read(ServerInfo, message, **lists)
+
+
 def generate_result(done: pb.Done, dropped_token_count: int) -> GenerateResult:
     """Raises RemoteError for a stop reason this version does not know."""
     reason = _STOP_REASONS.get(done.stop_reason)
     if reason is None:
         raise RemoteError(f"the server stopped for a reason unknown here: number {done.stop_reason}")
-    return GenerateResult(
-        stop_reason=reason,
-        generated_token_count=done.generated_token_count,
-        prefill_duration_seconds=done.prefill_duration_seconds,
-        total_duration_seconds=done.total_duration_seconds,
-        cached_token_count=done.cached_token_count,
-        accepted_draft_tokens=done.accepted_draft_tokens,
-        proposed_draft_tokens=done.proposed_draft_tokens,
-        dropped_token_count=dropped_token_count,
-    )
+    return read(GenerateResult, done, stop_reason=reason, dropped_token_count=dropped_token_count)
 
 
 def joined(first: GenerateResult, later: GenerateResult) -> GenerateResult:
-    """Two stretches of one generate, the second of which went on where the first was broken off."""
-    return GenerateResult(
-        stop_reason=later.stop_reason,
+    """Two parts of one generate, the second of which continued where the first was broken off."""
+    return replace(
+        later,
         generated_token_count=first.generated_token_count + later.generated_token_count,
         prefill_duration_seconds=first.prefill_duration_seconds,
         total_duration_seconds=first.total_duration_seconds + later.total_duration_seconds,
         cached_token_count=first.cached_token_count,
         accepted_draft_tokens=first.accepted_draft_tokens + later.accepted_draft_tokens,
         proposed_draft_tokens=first.proposed_draft_tokens + later.proposed_draft_tokens,
-        dropped_token_count=later.dropped_token_count,
-    )
-
-
-def session_info(message: pb.GetSessionInfoResponse) -> SessionInfo:
-    return SessionInfo(
-        session_id=message.session_id,
-        state=message.state,
-        client_label=message.client_label,
-        history_length=message.history_length,
-        kv_live_bytes=message.kv_live_bytes,
-        kv_capacity_bytes=message.kv_capacity_bytes,
-        dropped_token_count=message.dropped_token_count,
-        cache_invariant_inv1_violations=message.cache_invariant_inv1_violations,
-        cache_invariant_inv2_violations=message.cache_invariant_inv2_violations,
-        idle_seconds=message.idle_seconds,
-    )
-
-
-def server_info(message: pb.GetServerInfoResponse) -> ServerInfo:
-    return ServerInfo(
-        version=message.version,
-        model_id=message.model_id,
-        model_fingerprint=message.model_fingerprint,
-        layers=message.layers,
-        kv_heads=message.kv_heads,
-        head_dim=message.head_dim,
-        vocab_size=message.vocab_size,
-        sink=message.sink,
-        window=message.window,
-        capacity=message.capacity,
-        kv_bytes_per_session=message.kv_bytes_per_session,
-        features=tuple(message.features),
-        eos_token_ids=tuple(message.eos_token_ids),
     )

@@ -24,12 +24,11 @@ class LaunchedStep(Protocol):
 
     def result(self) -> "StepResult":
         """Wait for it. Raises StepFailed when a row gave no finite logit."""
-        ...
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step chose, and what it showed on the way: a step that is over."""
+    """What a finished step chose, and the hidden states that it showed."""
 
     sampled: Sequence[TokenEvent]
     """One for each row whose logits were asked for, in segment order."""
@@ -52,19 +51,19 @@ class Backend(Protocol):
     @property
     def fingerprint(self) -> str:
         """Names the model and its numbers: slab contents are meaningless under another one."""
-        ...
 
     @property
     def runs_ahead(self) -> bool:
         """Whether a step may be launched while the one before is still computed, with PENDING tokens."""
+
+    @property
+    def any_cut(self) -> bool:
+        """Whether prompts may be cut anywhere: a row's bits do not depend on it, or depend on its company in
+        any case. Elsewhere a prompt is computed in canonical blocks, each of them whole."""
         ...
 
     def is_lost(self) -> bool:
-        """Whether the device has failed for good, so that nothing will ever be computed on it again.
-
-        To be asked when something raised that it may have had a part in.
-        """
-        ...
+        """Whether the device has failed for good. Asked when something raised that it may have caused."""
 
     def launch(
         self,
@@ -74,21 +73,18 @@ class Backend(Protocol):
     ) -> LaunchedStep:
         """Compute every row, writing its keys and values to its slab (already reserved), and choose a token
         for each of the `requests`, of which there is one for each asked-for row of logits."""
-        ...
 
     def follow(self, step: LaunchedStep) -> LaunchedStep:
         """The same single tokens once more, each PENDING and one position further, with the same requests.
 
         `step` is the last one that was launched. Only for a backend that runs ahead.
         """
-        ...
 
     def score(self, segment: Segment, reduce: Reduction[T]) -> list[T]:
-        """Compute a segment alone; what `reduce` makes of the logits of all its rows, some rows at a time.
+        """Compute a segment alone; returns what `reduce` makes of its logits, some rows at a time.
 
-        The logits of a block are larger than a model may be, and seldom wanted as they are.
+        The logits of a whole block can be larger than the model.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ class Failed:
 def raise_if_lost(backend: Backend, error: Exception) -> None:
     """Raises DeviceLost if `error` was the end of the device. Call on the engine thread."""
     if isinstance(error, KakeyaError):
-        return  # in our own words, so the device is not what failed
+        return  # one of our own errors, so it is not the device that failed
     if backend.is_lost():
         fault = (str(error) or repr(error)).splitlines()[0]
         raise DeviceLost(f"the engine died: the device failed: {fault}") from error

@@ -8,12 +8,13 @@ import torch
 from kakeya import kernels as native
 from kakeya.config import EngineConfig
 from kakeya.engine.backend import Backend
-from kakeya.engine.cpu.backend import CpuBackend
+from kakeya.engine.beginnings import GRANULE
+from kakeya.engine.cpu.backend import CpuBackend, cpu_pool
 from kakeya.engine.cuda.backend import CudaBackend
 from kakeya.engine.cuda.memory import device_memory, weight_elements
 from kakeya.engine.cuda.weights import load_weights
 from kakeya.engine.device import CPU, free_memory
-from kakeya.engine.slab import SlabPool, slab_geometry
+from kakeya.engine.slab import SlabPool, prefix_cache_bytes, slab_geometry
 from kakeya.errors import ConfigError
 from kakeya.kernels.gpu import GpuKernels, load_gpu_kernels
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
@@ -42,7 +43,7 @@ class OpenedBackend:
 
 
 def chosen_backend(config: EngineConfig) -> EngineConfig:
-    """The same with its backend decided, and what depends on it. Raises ConfigError for an absent one."""
+    """The same with its backend chosen, and what depends on it. Raises ConfigError for an absent one."""
     has_cuda = torch.cuda.is_available()
     if config.backend is BackendChoice.AUTO:
         return replace(config, backend=BackendChoice.CUDA if has_cuda else BackendChoice.CPU)
@@ -54,7 +55,7 @@ def chosen_backend(config: EngineConfig) -> EngineConfig:
 
 
 def room_for_sessions(checkpoint: Checkpoint, config: EngineConfig, most: int) -> int:
-    """Bytes that a pool of up to `most` slabs may take beside the model, for a decided backend.
+    """Bytes that a pool of up to `most` slabs may take beside the model. The backend must be chosen.
 
     Raises ConfigError when none are left.
     """
@@ -66,7 +67,7 @@ def room_for_sessions(checkpoint: Checkpoint, config: EngineConfig, most: int) -
     def room(sessions: int) -> int:
         return device_memory(model, replace(config, capacity=sessions)).room(free)
 
-    # Buffers grow with the sessions: they are made for no more than there would be room for without them.
+    # Buffers grow with the sessions: plan them for no more sessions than would fit without buffers.
     fitting = room(1) // slab_geometry(model, config).slab_bytes
     return room(max(1, min(most, fitting)))
 
@@ -81,7 +82,7 @@ def _room_beside_weights(checkpoint: Checkpoint, config: EngineConfig) -> int:
 
 
 def held_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
-    """Main memory that the weights will take, about: a quantized file's own size, or that of every number."""
+    """Estimates the main memory for the weights: a quantized file's own size, or the size of every number."""
     if checkpoint.files and config.weights in (WeightFormat.AUTO, WeightFormat.NATIVE):
         return int(sum(file.stat().st_size for file in checkpoint.files) * PACKED_OVER_FILE)
     bytes_each = BYTES_PER_PARAMETER.get(config.weights, FLOAT_TYPES[config.dtype].itemsize)
@@ -98,10 +99,9 @@ def _free_on_device() -> int:
 
 
 def open_backend(checkpoint: Checkpoint, config: EngineConfig, observed_layers: int = 0) -> OpenedBackend:
-    """Load `checkpoint` onto the backend that was decided.
+    """Load `checkpoint` onto the chosen backend.
 
-    `observed_layers`: how many layers' outputs a proposer is shown, which take memory on a device.
-
+    `observed_layers`: how many layers' outputs a proposer is shown. They take memory on a device.
     Raises CorruptCheckpoint, and ConfigError for what the backend cannot do or has no memory for.
     """
     torch.set_num_threads(config.threads)
@@ -120,10 +120,10 @@ def open_backend(checkpoint: Checkpoint, config: EngineConfig, observed_layers: 
 
 
 def _ran_out_of_memory(error: BaseException) -> bool:
-    # Torch's own allocator, the driver that keeps graphs, and Triton all have these words.
+    # Torch's allocator, the driver that keeps graphs, and Triton all use these words.
     if "out of memory" in str(error):
         return True
-    try:  # A library says that something failed, no more.
+    try:  # Other libraries say only that something failed.
         return free_memory(CUDA) < _NOTHING_LEFT
     except RuntimeError:  # a device that cannot even be asked has failed otherwise
         return False
@@ -137,8 +137,9 @@ def _open_cpu(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:
         checkpoint, dtype=config.dtype, weights=config.weights, numerics=config.numerics, kernels=kernels
     )
     described = decoder.describe_weights()
-    pool = SlabPool(slab_geometry(checkpoint.config, config), config.capacity)
-    backend = CpuBackend(decoder, pool, config.numerics, kernels, _fingerprint(checkpoint, described))
+    backend = CpuBackend(
+        decoder, cpu_pool(decoder, config), config.numerics, kernels, _fingerprint(checkpoint, described)
+    )
     name = f"native ({kernels.isa})" if kernels is not None else "torch"
     return OpenedBackend(backend, decoder.num_parameters, described, name)
 
@@ -149,10 +150,11 @@ def open_device(
     """The CUDA backend on `device`, which may be a CPU: nothing else differs."""
     geometry = slab_geometry(checkpoint.config, config)
     memory = device_memory(checkpoint.config, config, observed_layers)
-    memory.check(config.capacity, geometry.slab_bytes, free_memory(device))
+    prefix_bytes = prefix_cache_bytes(config, geometry)
+    memory.check(config.capacity, geometry.slab_bytes, prefix_bytes, free_memory(device))
     kernels = _device_kernels(checkpoint.config, config, device)
     weights = load_weights(checkpoint, dtype=config.dtype, weights=config.weights, device=device)
-    pool = SlabPool(geometry, config.capacity, device)
+    pool = SlabPool(geometry, config.capacity, device, GRANULE, prefix_bytes)
     fingerprint = _fingerprint(checkpoint, weights.description)
     backend = CudaBackend(weights, pool, config.numerics, kernels, fingerprint, config, device)
     backend.capture()

@@ -12,7 +12,7 @@ PENDING = -1
 """In place of a token: the one that the step before, not read yet, chooses for this sequence."""
 
 
-# Not frozen, which would make it slower: every session has one in every step.
+# Not frozen, because frozen ones are slower to make and every session has one in every step.
 @dataclass(slots=True, eq=False)
 class Segment:
     """Consecutive rows of one sequence: a prefill block, or its newest token and the draft after it."""
@@ -46,7 +46,7 @@ class PlannedSegment(Segment):
 
     @property
     def is_stale(self) -> bool:
-        """Its generate has ended since it was planned: nobody waits for what it computes."""
+        """Whether its generate has ended since it was planned."""
         return self.request.state is not RUNNING
 
     def sample_requests(self, reach: int) -> list[SampleRequest]:
@@ -89,7 +89,7 @@ class PlannedSegment(Segment):
         slab.written = self.start
 
     def renewed(self) -> "PlannedSegment":
-        """The same once more, with the token that was pending: by now the step before has been judged."""
+        """The same with its pending token filled in, once the step before has been judged."""
         if self.tokens[0] != PENDING:
             return self
         return replace(self, tokens=[self.sequence.tokens[self.start]])
@@ -116,10 +116,9 @@ def score_segment(sequence: TokenSequence, block: int) -> Segment:
 
 
 def _next_block(sequence: TokenSequence, block: int) -> tuple[int, Sequence[int], bool]:
-    """Where the next canonical block starts, its tokens, and whether nothing follows it.
+    """Where the next canonical block starts, its tokens, and whether it is the last.
 
-    Blocks are cut at fixed distances from where the uncomputed part began, because nothing but
-    whole blocks is ever computed before the last one.
+    Its start is canonical because only whole blocks were computed before it.
     """
     start = sequence.slab.written
     tokens = sequence.tokens[start : start + block]

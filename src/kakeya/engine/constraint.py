@@ -1,7 +1,7 @@
 """The constraint seam: anything that says which tokens may come next, such as a grammar.
 
-A constraint belongs to one generate. It narrows what the sampler may choose and never what the model
-thinks of it: log-probabilities stay those of the model's own distribution.
+A constraint belongs to one generate. It limits what the sampler may choose. Log-probabilities are still those
+of the model's own distribution.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,16 +21,13 @@ class Constraint(Protocol):
         come. Row i is as if the first i tokens of the draft had been accepted; after one that may not
         come, or that ends the generate, any mask will do. Leaves the state as it was.
         """
-        ...
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """These were chosen, in this order."""
-        ...
 
     @property
     def is_complete(self) -> bool:
         """Nothing may follow but the end."""
-        ...
 
 
 def allows(mask: bytes, token_id: int) -> bool:
@@ -40,9 +37,9 @@ def allows(mask: bytes, token_id: int) -> bool:
 
 
 def is_last(token_id: int, eos_token_ids: Collection[int], constraint: Constraint | None) -> bool:
-    """Whether a generate ends with this token, once the constraint has been told of it.
+    """Whether a generate ends with this token. The constraint must have advanced over it.
 
-    It does with an EOS, and without one when the constraint is complete and allows none of them.
+    It ends with an EOS, or when the constraint is complete and allows no EOS.
     """
     if token_id in eos_token_ids:
         return True

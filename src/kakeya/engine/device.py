@@ -52,7 +52,7 @@ class DeviceEvent:
         return self
 
     def wait(self) -> None:
-        """Wait until the device has got this far. Other threads run meanwhile."""
+        """Wait until the device has got this far. Other threads can run while this one waits."""
         if self._event is not None:
             self._event.synchronize()
 
@@ -65,9 +65,8 @@ class DeviceEvent:
 def is_lost(device: torch.device) -> bool:
     """Whether the device has failed for good. Waits for what it still computes.
 
-    After a fault in a kernel every call fails with that fault, whoever makes it, so one more call tells.
-    The words of an error do not: torch, Triton and the libraries have different ones, and the same for what
-    failed only once.
+    After a fault in a kernel every later call fails, so one more call tells. The message of an error does
+    not: torch, Triton and the libraries word it differently, and use the same words for what failed once.
     """
     if device.type != "cuda":
         return False
@@ -80,7 +79,7 @@ def is_lost(device: torch.device) -> bool:
 
 @contextmanager
 def on_side_stream(device: torch.device) -> Iterator[None]:
-    """Give the device work that neither waits for its other work nor holds it up."""
+    """Run the body's work on the device's side stream, beside its other work."""
     if device.type != "cuda":
         yield
         return
@@ -90,7 +89,7 @@ def on_side_stream(device: torch.device) -> Iterator[None]:
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all: memory that was used on a stream is kept for that stream."""
+    """One for all callers: torch keeps memory that was used on a stream for that stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 

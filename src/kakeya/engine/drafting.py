@@ -73,7 +73,6 @@ class Drafter:
             segment.sequence.draft = None
 
     def _valid_prefix(self, guess: Sequence[int]) -> Sequence[int]:
-        """Up to the first guess that is no token id."""
         for index, token in enumerate(guess):
             if not 0 <= token < self._vocab_size:
                 return guess[:index]

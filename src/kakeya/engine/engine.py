@@ -18,6 +18,7 @@ from torch import Tensor
 from kakeya.config import EngineConfig
 from kakeya.engine.backend import Backend, Reduction, raise_if_lost
 from kakeya.engine.batch import score_segment
+from kakeya.engine.beginnings import COMMON, Beginnings
 from kakeya.engine.constraint import Constraint
 from kakeya.engine.drafting import Drafter
 from kakeya.engine.inbox import Inbox
@@ -38,7 +39,7 @@ from kakeya.errors import (
     Unavailable,
 )
 from kakeya.observer import UNOBSERVED, EngineObserver
-from kakeya.types import SamplingParams
+from kakeya.types import SamplingParams, ShareBeginnings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -48,8 +49,8 @@ class Engine:
     """Continuous batching over bounded slabs. Public methods may be called from any thread.
 
     `start` starts its thread; every other call waits for that thread, at most one step.
-    An engine whose device fails for good, or whose thread breaks, is dead: what runs fails with Unavailable,
-    and so does every later call. `ended` is done when the thread ends, with the reason if it died.
+    The engine dies when its device fails for good or its thread breaks. Requests then fail with Unavailable,
+    and so does every later call. `ended` is done when the thread ends, with the reason if the engine died.
     """
 
     def __init__(
@@ -63,14 +64,15 @@ class Engine:
         self._config = config
         self._observer = observer
         self._drafter = Drafter(proposer, backend.vocab_size) if proposer is not None else None
-        self._scheduler = Scheduler(config)
-        self._stepper = Stepper(backend, config, self._scheduler, self._drafter)
+        self._beginnings = self._shared_beginnings()
+        self._scheduler = Scheduler(config, self._beginnings, any_cut=backend.any_cut)
+        self._stepper = Stepper(backend, config, self._scheduler, self._drafter, self._beginnings)
         self._inbox = Inbox(config.max_waiting, self._checked)
         self._draining = False
         self._stopping = False
         self._drained = threading.Event()
         self.ended: Future[str | None] = Future()
-        self.ended.set_running_or_notify_cancel()  # nobody who waits for it may cancel it
+        self.ended.set_running_or_notify_cancel()  # so that a waiter cannot cancel it
         self._thread = threading.Thread(target=self._run, name="kakeya-engine", daemon=True)
 
     def start(self) -> Self:
@@ -112,7 +114,7 @@ class Engine:
         listener: RequestListener | None = None,
         constraint: Constraint | None = None,
     ) -> EventStream:
-        """Start generating; events arrive on the stream, `listener` hears of it, `constraint` is used up."""
+        """Start generating; events arrive on the stream. `constraint` serves this generate only."""
         _check_count("max_tokens", max_tokens)
         self._check_tokens(sampling.logit_bias)
         listener = listener or RequestListener()
@@ -123,20 +125,20 @@ class Engine:
 
     def read(self, sequence: TokenSequence, view: Callable[[TokenSequence], T]) -> T:
         """A consistent look at a sequence: `view` runs on the engine thread."""
-        return self.read_all([sequence], view)[0]
+        return self.read_all([sequence], partial(view, sequence))
 
-    def read_all(self, sequences: Iterable[TokenSequence], view: Callable[[TokenSequence], T]) -> list[T]:
-        """The same look at many sequences at one moment."""
+    def read_all(self, sequences: Iterable[TokenSequence], view: Callable[[], T]) -> T:
+        """The same for many sequences at one moment."""
 
-        def look() -> Iterator[T]:
+        def look() -> T:
             for sequence in sequences:
                 sequence.settle()
-                yield view(sequence)
+            return view()
 
-        return self._inbox.ask(lambda: list(look()))
+        return self._inbox.ask(look)
 
     def rest(self, sequence: TokenSequence) -> None:
-        """See to it that a cancelled generate is over. Raises SessionBusy for one that goes on."""
+        """Make sure that a cancelled generate is over. Raises SessionBusy for one that still runs."""
         self._inbox.ask(sequence.rest)
 
     def fork(self, sequence: TokenSequence) -> TokenSequence:
@@ -147,6 +149,7 @@ class Engine:
             copy = self._open(sequence.owner, tuple(sequence.eos_token_ids), sequence.slab.sink)
             with self._released_on_failure(copy):
                 copy.copy_from(sequence)
+            self._beginnings.hold(copy)
             return copy
 
         return self._inbox.ask(fork)
@@ -169,6 +172,7 @@ class Engine:
             with self._released_on_failure(sequence):
                 restore(sequence, state)
                 sequence.draft = self._drafter.restore(state.draft) if self._drafter else None
+            self._beginnings.rests(sequence)
             return sequence
 
         return self._inbox.ask(adopt)
@@ -183,7 +187,7 @@ class Engine:
         return self._inbox.ask(close)
 
     def close_if(self, sequence: TokenSequence, unwanted: Callable[[TokenSequence], bool]) -> bool:
-        """Close it if `unwanted` says so on the engine thread, where nothing can begin meanwhile."""
+        """Close it if `unwanted` says so on the engine thread, where nothing can start in between."""
 
         def close_if() -> bool:
             sequence.settle()
@@ -193,6 +197,19 @@ class Engine:
             return True
 
         return self._inbox.ask(close_if)
+
+    def warm(self, token_ids: Sequence[int]) -> bool:
+        """Compute a beginning that sessions of every owner may copy; whether there is room to keep it."""
+        # One that wraps, with the token it generates, would keep its sink alone.
+        beginning = token_ids[: self._config.cache.capacity - 2]
+        sequence = self.open(COMMON, ())
+        try:
+            self.append(sequence, beginning)
+            for _ in self.generate(sequence, 1, SamplingParams()):
+                pass
+        finally:
+            self.close(sequence)
+        return self._inbox.ask(lambda: self._beginnings.is_kept(beginning))
 
     def score(self, token_ids: Sequence[int], pinned: int | None = None) -> Tensor:
         """Next-token logits after each token [n, vocab], in canonical blocks on a slab of its own."""
@@ -221,7 +238,7 @@ class Engine:
 
     @contextmanager
     def using_device(self) -> Iterator[None]:
-        """Around what the caller's own thread has the device do. One that it finds lost ends the engine."""
+        """Wrap device work of the caller's own thread. A device that turns out to be lost ends the engine."""
         try:
             yield
         except KakeyaError:
@@ -236,6 +253,12 @@ class Engine:
         self._inbox.close()
         if self._thread.ident is not None:
             self._thread.join()
+
+    def _shared_beginnings(self) -> Beginnings:
+        # A proposer that looks at hidden states must see every row computed.
+        is_watched = self._drafter is not None and len(self._drafter.hidden_layers) > 0
+        share = ShareBeginnings.OFF if is_watched else self._config.share_beginnings
+        return Beginnings(share, self._backend.pool, any_cut=self._backend.any_cut, observer=self._observer)
 
     # The loop, on the engine thread like all that follows.
 
@@ -266,7 +289,7 @@ class Engine:
         self._refuse_when_draining()
         slab = self._backend.pool.allocate(pinned)
         draft = self._drafter.new_state() if self._drafter else None
-        return TokenSequence(slab, owner, eos_token_ids, draft, self._observer)
+        return TokenSequence(slab, owner, eos_token_ids, draft, self._observer, self._beginnings.release)
 
     def _queue(self, request: Request) -> None:
         self._refuse_when_draining()
@@ -279,7 +302,7 @@ class Engine:
 
     @contextmanager
     def _released_on_failure(self, fresh: TokenSequence) -> Iterator[None]:
-        """A sequence that nobody gets to know must not keep its slab."""
+        """Release the slab of a new sequence if the body raises: nobody else knows of it yet."""
         try:
             yield
         except BaseException:
@@ -287,7 +310,7 @@ class Engine:
             raise
 
     def _check_tokens(self, token_ids: Iterable[object]) -> None:
-        """Raises InvalidArgument for the first that is no token id, on the caller's thread."""
+        """Raises InvalidArgument for the first that is no token id. Runs on the caller's thread."""
         size = self._backend.vocab_size
         for token in token_ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
@@ -297,10 +320,10 @@ class Engine:
         if self._draining:
             raise Unavailable("the engine is draining and takes no new work")
 
-    # How the engine ends before its time.
+    # How the engine dies.
 
     def _checked(self, work: Callable[[], T]) -> T:
-        """What `work` gives or raises; DeviceLost where what it raised was the end of the device."""
+        """Do the work. What it raises becomes DeviceLost if it was the end of the device."""
         try:
             return work()
         except Exception as error:
@@ -308,7 +331,7 @@ class Engine:
             raise
 
     def _die(self, error: BaseException) -> None:
-        """Nobody may wait for what will not come: end every request, refuse every call."""
+        """End every request and refuse every call, so that nobody waits for ever."""
         log.critical("the engine died", exc_info=error)
         reason = str(error) if isinstance(error, DeviceLost) else "the engine died; its log says why"
         self._draining = True

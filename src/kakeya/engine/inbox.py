@@ -1,4 +1,4 @@
-"""How other threads reach the engine thread: calls in a bounded queue, each with its answer."""
+"""How other threads reach the engine thread: a bounded queue of calls, each with a future for its answer."""
 
 import queue
 import threading
@@ -23,7 +23,7 @@ class _Call:
 class Inbox:
     """Bounded queue of calls. `ask` and `wake` from any thread, the rest from the engine thread.
 
-    `run` calls a call's function, and says DeviceLost where what that raised was the end of the engine.
+    `run` runs a call's function. It raises DeviceLost for an error that was the end of the device.
     """
 
     def __init__(self, limit: int, run: Callable[[Callable[[], Any]], Any]) -> None:
@@ -46,28 +46,28 @@ class Inbox:
         return reply.result()
 
     def wake(self) -> None:
-        """Make a waiting engine thread look up."""
+        """Wake a waiting engine thread."""
         try:
             self._queue.put_nowait(None)
         except queue.Full:
             pass  # a full inbox wakes the thread as well
 
     def answer(self, *, wait: bool) -> None:
-        """Answer every call that is there; with `wait`, sleep until there is something.
+        """Answer every waiting call; with `wait`, sleep until there is one.
 
-        Raises DeviceLost after the call that found the device so: those behind it are not answered.
+        Raises DeviceLost after the call that found the device lost; later calls are not answered.
         """
         for call in self._calls(wait=wait):
             try:
                 call.reply.set_result(self._run(call.function))
             except BaseException as error:
-                # Whatever a call raises is its caller's; what ends the engine is the engine's as well.
+                # The caller gets whatever its call raises; what ends the engine is raised here as well.
                 call.reply.set_exception(error)
                 if isinstance(error, DeviceLost) or not isinstance(error, Exception):
                     raise
 
     def close(self, reason: str = "the engine is shut down") -> None:
-        """Refuse calls from now on, for the first reason that was given."""
+        """Refuse calls from now on. The first reason that was given counts."""
         with self._door:
             self._refusal = self._refusal or reason
         self.wake()
@@ -79,7 +79,7 @@ class Inbox:
             call.reply.set_exception(Unavailable(reason))
 
     def _calls(self, *, wait: bool) -> Iterator[_Call]:
-        """The calls that are there, and those that come while they are answered."""
+        """The waiting calls, and those that arrive while these are answered."""
         try:
             call = self._queue.get(block=wait)
             while True:

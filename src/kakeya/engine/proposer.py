@@ -19,15 +19,12 @@ class DraftState(Protocol):
 
     def fork(self) -> "DraftState":
         """An independent copy."""
-        ...
 
     def rollback(self, length: int) -> None:
         """Forget everything about positions from `length` on."""
-        ...
 
     def export(self) -> Mapping[str, torch.Tensor]:
         """The state as tensors; `Proposer.restore` takes them back."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -45,28 +42,22 @@ class Proposer(Protocol):
     @property
     def max_draft(self) -> int:
         """The most tokens it ever guesses at once."""
-        ...
 
     @property
     def hidden_layers(self) -> Sequence[int]:
         """Layers whose outputs it wants to observe."""
-        ...
 
     def new_state(self) -> DraftState:
         """The state of a session that has no history yet."""
-        ...
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> DraftState:
         """The state that `DraftState.export` wrote."""
-        ...
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[int]]:
         """Guesses for each request, each at most its limit long; none is fine."""
-        ...
 
     def observe(self, state: DraftState, start: int, hidden: Mapping[int, torch.Tensor]) -> None:
         """Hidden states [rows, hidden] of each asked layer for positions start, start + 1, …
 
         Called once for every position that has become history, in order.
         """
-        ...

@@ -37,12 +37,12 @@ class State(Enum):
     OVER = auto()
 
 
-# Asked for several times a token: a name of the module is found in a tenth of the time of `State.QUEUED`.
+# Read several times a token: a module's name is found in a tenth of the time of `State.QUEUED`.
 QUEUED, RUNNING, FINISHED, OVER = State
 
 
 class RequestListener:
-    """What sessions do around a generate, on the engine thread. The default does nothing."""
+    """Is called around a generate, on the engine thread. The base class does nothing."""
 
     def make_stream(self, wake: Callable[[], None]) -> EventStream:
         """The stream that the reader gets. Called by the thread that starts the generate."""
@@ -79,11 +79,17 @@ class Request:
     ended_at: float = 0.0
     terminal: DoneEvent | FailedEvent | None = None
     served: int = 0
+    number: int = 0
+    """The how manieth of the scheduler's requests it is."""
+    patience: int = 0
+    """Prompt tokens of its owner that may still be computed before its own, though they came later."""
+    matched: int = 0
+    """First tokens of the history that other sessions were seen to have computed."""
     emitted: int = 0
     proposed: int = 0
     accepted: int = 0
     in_flight: int = 0
-    """Tokens that launched steps will choose and nobody has read yet."""
+    """Tokens of launched steps that the host has not read yet."""
     _leave: "Callable[[Request], None]" = _leave_nothing
 
     @property
@@ -166,7 +172,7 @@ class Request:
         self._take_back()
 
     def abandon(self, error: Exception) -> None:
-        """End by an error that leaves the sequence as it is: that is broken, or its engine is."""
+        """End by an error and leave the sequence as it is: it is broken, or the engine is."""
         self.stream.cut(lambda taken: self._failed(error))
         self._end()
 
@@ -202,7 +208,7 @@ class Request:
 
     def _end_of_cancelled(self, taken: int) -> DoneEvent | FailedEvent:
         if self.state is FINISHED and taken == self.emitted and self.terminal is not None:
-            return self.terminal  # the reader has all of it, but for the word that this is the end
+            return self.terminal  # the reader has every token; only the done event is missing
         return self._done(StopReason.CANCELLED, taken)
 
     def _done(self, reason: StopReason, tokens: int) -> DoneEvent:

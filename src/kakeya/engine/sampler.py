@@ -5,8 +5,8 @@ in that order, each filter looking at what the one before left over. One uniform
 remains. The number is a function of (seed, position) and of nothing else: there is no generator to keep, and
 neither batching, chunking nor speculation can change what is drawn.
 
-This is the definition, in numpy, and what runs where the native kernels do not; `native_sampler.py` has them
-choose the same tokens.
+This is the definition, in numpy. It runs where the native kernels do not; `cpu/sampler.py` makes those choose
+the same tokens.
 """
 
 import math
@@ -36,7 +36,7 @@ class SampleRequest(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """The row's logits, seed and position are all that it takes, and the token all that is wanted."""
+        """Whether logits, seed and position are enough to choose, and the token alone is wanted."""
         return self.mask is None and self.params.is_plain
 
 

@@ -1,24 +1,36 @@
-"""Chooses what the next step computes: fair by tokens across owners, under a token budget."""
+"""Chooses what the next step computes: streams first, then prompts, fair by tokens across owners."""
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from kakeya.config import EngineConfig
 from kakeya.engine.batch import PlannedSegment, decode_segment, prefill_segment
+from kakeya.engine.beginnings import GRANULE, Beginnings
+from kakeya.engine.pace import Pace
 from kakeya.engine.request import FINISHED, Request
+from kakeya.engine.sequence import TokenSequence
 
 
 class Scheduler:
     """The requests in flight and what each owner has been served.
 
-    Owners take turns by tokens served, and so do the requests of one owner. A newcomer starts
-    level with the least served, so it neither waits for the past nor makes up for it.
+    Tokens of streams go into every step. Prompts share the rest of it: owners take turns by tokens served,
+    and the prompts of one owner are computed one after another, that with the least left first. A newcomer
+    starts level with the least served, so it neither waits for the past nor makes up for it.
+
+    A prompt is passed by prompts of its owner that came later with no more tokens than it had itself when it
+    was queued. Then it goes before all that came later, however short they are.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+    def __init__(self, config: EngineConfig, beginnings: Beginnings, *, any_cut: bool) -> None:
+        self._config, self._beginnings, self._any_cut = config, beginnings, any_cut
         self._active: list[Request] = []
         self._served: dict[str, int] = {}
+        self._queued = 0
+        self._streamed = 0
+        self._pace = Pace(config.max_stall_ms / 1000)
+        self._prompt_rows, self._has_streams = 0, False  # of the last plan
         self.changes = 0
         """Goes up with every request that comes or goes."""
 
@@ -30,7 +42,11 @@ class Scheduler:
         """Queue a request. It leaves by itself when it is over."""
         request.queue(self._remove)
         request.served = min((other.served for other in self._active), default=0)
-        self._served.setdefault(request.sequence.owner, min(self._served.values(), default=0))
+        owner = request.sequence.owner
+        self._served.setdefault(owner, min(self._served.values(), default=0))
+        self._queued += 1
+        request.number = self._queued
+        request.patience = len(request.sequence.tokens) - request.sequence.slab.written
         self._active.append(request)
         self.changes += 1
 
@@ -57,12 +73,18 @@ class Scheduler:
 
     def plan(self, ready: Sequence[Request], drafts: Mapping[Request, Sequence[int]]) -> list[PlannedSegment]:
         """Fill one step; `drafts` are guesses by request. Charges owners and requests."""
-        segments = [self._segment(request, drafts) for request in ready]
-        if sum(segment.rows for segment in segments) > self._config.step_tokens:
-            return self._fair_share(segments)
-        for segment in segments:
-            self._charge(segment)
-        return segments
+        streams = [decode_segment(each, drafts.get(each, ())) for each in ready if each.is_decoding]
+        prompts = [each for each in ready if not each.is_decoding]
+        stream_rows = sum(segment.rows for segment in streams)
+        room = self._room_for_prompts(stream_rows) if prompts else 0
+        chosen = self._fair_share(streams, stream_rows, self._config.step_tokens - room)
+        read = self._prompt_segments(prompts, room)
+        self._prompt_rows, self._has_streams = sum(segment.rows for segment in read), bool(chosen)
+        return chosen + read
+
+    def learn(self, seconds: float) -> None:
+        """What was planned last has taken so long."""
+        self._pace.learn(self._prompt_rows, seconds, has_streams=self._has_streams)
 
     def may_repeat(self, segments: Sequence[PlannedSegment]) -> bool:
         """Whether a plan would be these single tokens again: they are all there is, and all may go on."""
@@ -70,6 +92,7 @@ class Scheduler:
 
     def repeat(self, segments: Sequence[PlannedSegment]) -> None:
         """Charge for one more token of each."""
+        self._prompt_rows, self._has_streams = 0, True
         for segment in segments:
             self._charge(segment)
 
@@ -79,29 +102,87 @@ class Scheduler:
         owner = request.sequence.owner
         if all(other.sequence.owner != owner for other in self._active):
             del self._served[owner]
+        self._beginnings.rests(request.sequence)
 
-    def _segment(self, request: Request, drafts: Mapping[Request, Sequence[int]]) -> PlannedSegment:
-        if request.is_decoding:
-            return decode_segment(request, drafts.get(request, ()))
-        return prefill_segment(request, self._config.block_tokens)
+    # Streams.
 
-    def _fair_share(self, segments: Sequence[PlannedSegment]) -> list[PlannedSegment]:
-        """As many as the budget holds, the least served first."""
-        queues = self._queues_by_owner(segments)
-        turns = [(self._served[owner], owner) for owner in queues]
-        heapq.heapify(turns)
-        budget = self._config.step_tokens
+    def _fair_share(self, streams: Sequence[PlannedSegment], rows: int, budget: int) -> list[PlannedSegment]:
+        """All streams, or as many as the budget holds, the least served first."""
+        if rows <= budget:
+            for segment in streams:
+                self._charge(segment)
+            return list(streams)
+        queues = _by_owner(sorted(streams, key=lambda s: s.request.served, reverse=True))
         chosen: list[PlannedSegment] = []
-        while turns:
-            _, owner = heapq.heappop(turns)
-            segment = self._next_that_fits(queues[owner], budget)
-            if segment is None:
-                continue
-            chosen.append(segment)
-            budget -= segment.rows
-            self._charge(segment)
-            heapq.heappush(turns, (self._served[owner], owner))
+        for owner in self._turns(queues):
+            fitting = _first_that_fits(queues[owner], budget)
+            if fitting is not None:
+                chosen.append(fitting)
+                budget -= fitting.rows
+                self._charge(fitting)
         return chosen
+
+    # Prompts.
+
+    def _room_for_prompts(self, stream_rows: int) -> int:
+        """Rows of prompts in a step that has so many rows of streams."""
+        budget, block = self._config.step_tokens, self._config.block_tokens
+        free = budget - stream_rows
+        paced = self._pace.rows(max(free, 0)) if stream_rows else free
+        if self._any_cut:
+            return max(paced, min(GRANULE, budget // 2))
+        if free >= block:
+            return max(block, paced)
+        # No block fits beside the streams: both are given as many tokens in turns.
+        self._streamed += min(stream_rows, budget)
+        if self._streamed < block:
+            return 0
+        self._streamed = 0
+        return block
+
+    def _prompt_segments(self, prompts: Sequence[Request], room: int) -> list[PlannedSegment]:
+        """The next rows of the prompts whose turn it is."""
+        ordered = sorted(prompts, key=self._place)
+        ordered.reverse()  # queues are taken from the end
+        queues = _by_owner(ordered)
+        computed: set[bytes] = set()
+        chosen: list[PlannedSegment] = []
+        for owner in self._turns(queues):
+            if not room:
+                break
+            segment = self._next_prompt(queues[owner], room, computed)
+            if segment is not None:
+                chosen.append(segment)
+                room -= segment.rows
+                self._charge(segment)
+                _try_patience(prompts, segment)
+        return chosen
+
+    def _place(self, request: Request) -> tuple[int, int]:
+        """The lowest goes first: whoever has lost patience, then the shortest; the older of equals."""
+        sequence = request.sequence
+        request.matched = self._beginnings.match(sequence, request.matched)
+        if request.patience <= 0:
+            return 0, request.number
+        left = len(sequence.tokens) - max(sequence.slab.written, request.matched)
+        return left, request.number
+
+    def _next_prompt(self, queue: list[Request], room: int, computed: set[bytes]) -> PlannedSegment | None:
+        """The next rows of the first prompt in the queue that fit, and that nobody else in the step computes:
+        who waits a step can copy those."""
+        while queue:
+            request = queue.pop()
+            sequence = request.sequence
+            first = max(sequence.slab.written, request.matched)
+            if not computed.isdisjoint(self._beginnings.granules(sequence, first, first + 1)):
+                continue
+            request.cached_tokens += self._beginnings.copy(sequence)
+            block = self._config.block_tokens
+            segment = prefill_segment(request, min(block, room) if self._any_cut else block)
+            if segment.rows <= room:
+                computed.update(self._beginnings.granules(sequence, segment.start, segment.end))
+                return segment
+        return None
 
     def _charge(self, segment: PlannedSegment) -> None:
         rows = segment.rows
@@ -115,17 +196,44 @@ class Scheduler:
         spare = self._config.cache.spare - request.in_flight
         return request.stream.unread <= spare or request.stream.unread_after_pause() <= spare
 
-    def _queues_by_owner(self, segments: Sequence[PlannedSegment]) -> dict[str, list[PlannedSegment]]:
-        queues: dict[str, list[PlannedSegment]] = {}
-        # The least served last: queues are taken from the end.
-        for segment in sorted(segments, key=lambda s: s.request.served, reverse=True):
-            queues.setdefault(segment.sequence.owner, []).append(segment)
-        return queues
+    def _turns(self, queues: Mapping[str, Sequence[object]]) -> Iterator[str]:
+        """Owners whose turn it is, the least served first, until their queues are empty."""
+        turns = [(self._served[owner], owner) for owner in queues]
+        heapq.heapify(turns)
+        while turns:
+            _, owner = heapq.heappop(turns)
+            yield owner
+            if queues[owner]:
+                heapq.heappush(turns, (self._served[owner], owner))
 
-    def _next_that_fits(self, queue: list[PlannedSegment], budget: int) -> PlannedSegment | None:
-        """The first segment in the queue that fits the budget; what does not fit waits for the next step."""
-        while queue:
-            segment = queue.pop()
-            if segment.rows <= budget:
-                return segment
-        return None
+
+class _Owned(Protocol):
+    @property
+    def sequence(self) -> TokenSequence: ...
+
+
+T = TypeVar("T", bound=_Owned)
+
+
+def _by_owner(entries: Iterable[T]) -> dict[str, list[T]]:
+    queues: dict[str, list[T]] = {}
+    for entry in entries:
+        queues.setdefault(entry.sequence.owner, []).append(entry)
+    return queues
+
+
+def _try_patience(waiting: Iterable[Request], segment: PlannedSegment) -> None:
+    """Rows were given to a prompt: older ones of its owner were passed."""
+    served = segment.request
+    for request in waiting:
+        if request.number < served.number and request.sequence.owner == served.sequence.owner:
+            request.patience -= segment.rows
+
+
+def _first_that_fits(queue: list[PlannedSegment], budget: int) -> PlannedSegment | None:
+    """The last segment of the queue that fits the budget; what does not fit waits for the next step."""
+    while queue:
+        segment = queue.pop()
+        if segment.rows <= budget:
+            return segment
+    return None

@@ -1,6 +1,6 @@
-"""What the model thinks of a given text, block by block, so that a long one takes no more memory.
+"""Scores a given text block by block, so that a long one takes no more memory.
 
-What is asked of the logits is computed where they are: on a device they never come to the host.
+The logits are reduced where they are: those on a device never come to the host.
 """
 
 from collections.abc import Generator, Sequence
@@ -35,15 +35,15 @@ def score_blocks(
 def score_tokens(
     engine: "Engine", token_ids: Sequence[int], top: int
 ) -> Generator[list[TokenEvent], None, None]:
-    """The tokens with their log-probabilities and the `top` most probable ones in their place, some at a
-    time. Nothing comes before the first token, so it has none."""
-    told = [TokenEvent(token_id) for token_id in token_ids[:1]]
+    """The tokens with their log-probabilities and those of the `top` most probable in their place, some at a
+    time. Nothing comes before the first token, so it has no log-probability."""
+    ready = [TokenEvent(token_id) for token_id in token_ids[:1]]
     with closing(_reduced(engine, token_ids, _TextLogProbs(token_ids, top))) as parts:
         for part in parts:
             with engine.using_device():
-                told += part.events()
-            yield told
-            told = []
+                ready += part.events()
+            yield ready
+            ready = []
 
 
 def _reduced(

@@ -2,7 +2,7 @@
 
 import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kakeya.engine.proposer import DraftState
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 class TokenSequence:
     """Token history over one slab. Owned by the engine thread.
 
-    `tokens` holds the committed history and behind it the tokens emitted but not yet taken by the
-    reader. The newest committed token is never committed to the slab: it is computed with the next
-    turn, since its logits are what the next turn begins with. It rests when no `request` runs on it,
-    and is of no use any more once it has an `error`.
+    `tokens` holds the committed history, then tokens that were emitted and not yet taken by the reader. The
+    newest committed token is never committed to the slab: the next turn begins with its logits, so it is
+    computed then. A sequence rests when no `request` runs on it. Once it has an `error` it is unusable.
+    `leave` is called before its slab is given away.
     """
 
     def __init__(
@@ -32,7 +32,9 @@ class TokenSequence:
         eos_token_ids: Sequence[int],
         draft: DraftState | None,
         observer: EngineObserver = UNOBSERVED,
+        leave: "Callable[[TokenSequence], None]" = lambda sequence: None,
     ) -> None:
+        self._leave = leave
         self.slab = slab
         self.owner = owner
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -40,11 +42,15 @@ class TokenSequence:
         self.observer = observer
         self.tokens = array("i")
         self.committed = 0
+        self.shareable = 0
+        """How many first tokens were computed as any session would compute them."""
+        self.copied = 0
+        """Tokens that were copied from other sessions instead of computed."""
         self.request: Request | None = None
         self.error: Exception | None = None
         self.inv1_violations = 0
         self.inv2_violations = 0
-        self._drops_told = 0
+        self._drops_reported = 0
 
     @property
     def dropped(self) -> int:
@@ -55,18 +61,19 @@ class TokenSequence:
         """Extend the history; the tokens are computed by the next generate."""
         self.tokens.extend(token_ids)
         self.committed = len(self.tokens)
-        self._tell_evicted()
+        self._report_evicted()
 
     def restore(self, token_ids: Sequence[int]) -> None:
         """Take over a history whose evictions were counted where it was made."""
         self.tokens.extend(token_ids)
         self.committed = len(self.tokens)
-        self._drops_told = self.dropped
+        self._drops_reported = self.dropped
 
     def copy_from(self, other: "TokenSequence") -> None:
         """Become a copy of a resting sequence whose slab has the same pool and sink."""
         self.slab.copy_from(other.slab)
         self.restore(other.tokens)
+        self.shareable = other.shareable
         self.draft = other.draft.fork() if other.draft is not None else None
 
     def commit(self) -> None:
@@ -76,7 +83,7 @@ class TokenSequence:
         settled = min(max(self.committed - 1, 0), self.slab.written)
         if settled != self.slab.committed:
             self.slab.commit(settled)
-        self._tell_evicted()
+        self._report_evicted()
 
     def settle(self) -> None:
         """Make history of what the reader has taken; a generate that was read to its end is then over."""
@@ -90,9 +97,9 @@ class TokenSequence:
             self.fail(error)
 
     def rest(self) -> None:
-        """See to it that no generate runs; a cancel that was asked for comes first.
+        """Make sure that no generate runs. A requested cancel is carried out first.
 
-        Raises SessionBusy when one goes on, and what has failed or closed the sequence.
+        Raises SessionBusy when one still runs, and the sequence's `error` if it has one.
         """
         if self.request is not None and self.request.stream.cancel_requested:
             self.request.cancel()
@@ -118,7 +125,7 @@ class TokenSequence:
         self.observer.invariant_violated(error.invariant)
         if self.request is not None:
             self.request.abandon(error)
-        self.slab.pool.release(self.slab)
+        self._release()
 
     def close(self) -> None:
         """Cancel what runs and free the slab. Unusable from here on."""
@@ -127,10 +134,14 @@ class TokenSequence:
             self.request.cancel()
         if self.error is None:
             self.error = SessionNotFound("the session is closed")
-            self.slab.pool.release(self.slab)
+            self._release()
 
-    def _tell_evicted(self) -> None:
+    def _release(self) -> None:
+        self._leave(self)
+        self.slab.pool.release(self.slab)
+
+    def _report_evicted(self) -> None:
         dropped = self.dropped
-        if dropped != self._drops_told:
-            told, self._drops_told = self._drops_told, dropped
-            self.observer.tokens_evicted(dropped - told)
+        if dropped != self._drops_reported:
+            before, self._drops_reported = self._drops_reported, dropped
+            self.observer.tokens_evicted(dropped - before)

@@ -22,12 +22,12 @@ from kakeya.engine.device import CPU, free_memory, use_huge_pages
 from kakeya.errors import ConfigError, InvalidArgument, InvariantViolation, ResourceExhausted
 from kakeya.models.config import ModelConfig
 from kakeya.models.float_types import FLOAT_TYPES
-from kakeya.types import DType
+from kakeya.types import DType, ShareBeginnings
 
 
 @dataclass(frozen=True)
 class SlabGeometry:
-    """What every slab of a pool looks like."""
+    """The shape of every slab of a pool."""
 
     layers: int
     kv_heads: int
@@ -35,7 +35,7 @@ class SlabGeometry:
     cache: CacheConfig
     dtype: DType
     layer_heads: tuple[tuple[int, int], ...] = ()
-    """Key heads and their size for each layer, where not all are alike: each fills the same place."""
+    """Key heads and their size for each layer, where layers differ; each layer fills the same space."""
 
     def plane(self, layer: int) -> tuple[int, int, int, int]:
         """The shape of one layer's keys and values."""
@@ -43,10 +43,14 @@ class SlabGeometry:
         return (2, kv_heads, self.cache.slots, head_dim)
 
     def by_slot(self, storage: Tensor) -> list[Tensor]:
-        """Views of a slab that together are all of it, and have slots as dimension 3."""
+        """Views of a slab, or of some slots' copy, that are all of it and have slots as dimension 3."""
         if not self.layer_heads:
             return [storage]
-        return [storage[layer].view(1, *self.plane(layer)) for layer in range(self.layers)]
+        slots = storage.shape[3]
+        return [
+            storage[layer].view(1, 2, kv_heads, slots, head_dim)
+            for layer, (kv_heads, head_dim) in enumerate(self.layer_heads)
+        ]
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -74,31 +78,57 @@ def slab_geometry(model: ModelConfig, config: EngineConfig) -> SlabGeometry:
     )
 
 
+def prefix_cache_bytes(config: EngineConfig, geometry: SlabGeometry) -> int:
+    """What the cache of beginnings may take: an eighth of the slabs, unless told."""
+    if config.share_beginnings is ShareBeginnings.OFF:
+        return 0
+    if config.prefix_cache_bytes is not None:
+        return config.prefix_cache_bytes
+    return config.capacity * geometry.slab_bytes // 8
+
+
 class SlabPool:
     """One allocation of `count` slabs. Allocated and touched once, so resident memory never grows.
+
+    Beside them lie `granules`: room for copies of some slots each, `granule` tokens of a beginning.
 
     `transfers` is held by whoever moves a slab's contents between host and device: one at a time, because
     each takes the memory of another slab.
     """
 
-    def __init__(self, geometry: SlabGeometry, count: int, device: torch.device = CPU) -> None:
+    def __init__(
+        self,
+        geometry: SlabGeometry,
+        count: int,
+        device: torch.device = CPU,
+        granule: int = 1,
+        prefix_bytes: int = 0,
+    ) -> None:
         self.geometry = geometry
         self.device = device
+        self.granule = granule
         self.transfers = threading.Lock()
         available = free_memory(device)
-        if count * geometry.slab_bytes > available:
+        if count * geometry.slab_bytes + prefix_bytes > available:
+            beside = f" and {prefix_bytes:,} bytes of beginnings" if prefix_bytes else ""
             raise ConfigError(
-                f"the KV pool does not fit in memory: {count} slabs x {geometry.slab_bytes:,} bytes, "
+                f"the KV pool does not fit in memory: {count} slabs x {geometry.slab_bytes:,} bytes{beside}, "
                 f"{available:,} bytes are available"
             )
-        self.storage = torch.empty((count, *geometry.shape), dtype=FLOAT_TYPES[geometry.dtype], device=device)
-        use_huge_pages(self.storage)
-        self.storage.zero_()  # fresh pages stay unmapped until they are written: write them now
+        self.storage = self._touched(count, geometry.cache.slots)
+        self.granules = self._touched(prefix_bytes // (granule * geometry.bytes_per_token), granule)
         self._free = list(range(count - 1, -1, -1))
 
+    def _touched(self, count: int, slots: int) -> Tensor:
+        layers, two, kv_heads, _, head_dim = self.geometry.shape
+        shape, dtype = (count, layers, two, kv_heads, slots, head_dim), FLOAT_TYPES[self.geometry.dtype]
+        storage = torch.empty(shape, dtype=dtype, device=self.device)
+        use_huge_pages(storage)
+        return storage.zero_()  # fresh pages stay unmapped until they are written: write them now
+
     def of_layer(self, layer: int) -> Tensor:
-        """All slabs [count, layers, 2, kv_heads, slots, head_dim] as that layer sees them: of the others,
-        only where they lie is right."""
+        """All slabs [count, layers, 2, kv_heads, slots, head_dim] in the shape of that layer; of other layers
+        only the addresses are right."""
         if not self.geometry.layer_heads:
             return self.storage
         return self.storage.view(*self.storage.shape[:2], *self.geometry.plane(layer))
@@ -119,7 +149,7 @@ class SlabPool:
         if not self._free:
             raise ResourceExhausted(f"no free slab: all {self.storage.shape[0]} sessions are in use")
         slab = KVSlab(self, self._free[-1], sink)
-        # Nothing of the last session may be left, not even where no mask would let it through.
+        # Nothing of the last session may be left, not even in slots that no mask lets through.
         slab.storage.zero_()
         self._free.pop()
         return slab
@@ -158,6 +188,10 @@ class KVSlab:
     @property
     def _parts(self) -> list[Tensor]:
         return self.geometry.by_slot(self.storage)
+
+    def by_slot(self, start: int, stop: int) -> list[Tensor]:
+        """Views of the slots from `start` to `stop`, with slots as dimension 3."""
+        return [part[:, :, :, start:stop] for part in self._parts]
 
     def layer(self, index: int) -> Tensor:
         """[2, kv_heads, slots, head_dim] of that layer."""
@@ -217,6 +251,11 @@ class KVSlab:
         live = np.concatenate([np.arange(min(self.sink, self.committed)), np.arange(first, self.committed)])
         held[self.geometry.slots_of(live, self.sink)] = live
         return held
+
+    def copy_slots(self, other: "KVSlab", start: int, stop: int) -> None:
+        """Take some slots over from another slab of the same pool."""
+        for mine, theirs in zip(self.by_slot(start, stop), other.by_slot(start, stop), strict=True):
+            mine.copy_(theirs)
 
     def copy_from(self, other: "KVSlab") -> None:
         """Become a copy of another slab of the same pool and sink (its committed part)."""

@@ -29,7 +29,7 @@ DRAFT_PREFIX = "draft."
 
 @dataclass(frozen=True)
 class SequenceState:
-    """Everything a sequence is, off the engine thread's hands. `storage` may lie on a device."""
+    """Everything a sequence is, for other threads to read. `storage` may lie on a device."""
 
     fingerprint: str
     geometry: str
@@ -41,9 +41,9 @@ class SequenceState:
     positions: Tensor
     draft: Mapping[str, Tensor]
     notes: str = ""
-    """A line or more of the caller's own, kept with the state."""
+    """The caller's own text, kept with the state."""
     ready: DeviceEvent | None = None
-    """When the device has put the storage there; None for now."""
+    """When the device has written the storage; None if it has."""
 
 
 def snapshot(sequence: TokenSequence, fingerprint: str, notes: str) -> SequenceState:
@@ -87,13 +87,13 @@ def geometry_name(geometry: SlabGeometry) -> str:
 
 
 def on_device(state: SequenceState, device: torch.device) -> SequenceState:
-    """The same with its storage on `device`. Call on any thread but the engine's: it is spared the wait."""
+    """The same with its storage on `device`. Not for the engine thread, which must not wait."""
     storage, ready = deliver(state.storage, device)
     return replace(state, storage=storage, ready=ready)
 
 
 def on_host(state: SequenceState) -> SequenceState:
-    """The same with nothing left on a device. Call on any thread but the engine's."""
+    """The same with nothing left on a device. Not for the engine thread, which must not wait."""
     draft = {name: fetch(tensor, state.ready) for name, tensor in state.draft.items()}
     return replace(state, storage=fetch(state.storage, state.ready), draft=draft, ready=None)
 
@@ -182,7 +182,6 @@ def _parse(
 
 
 def _ring_index(state: SequenceState) -> int:
-    """The ring slot the next token goes to."""
     ring = state.storage.shape[3] - state.sink
     return (
         state.sink + (state.committed - state.sink) % ring

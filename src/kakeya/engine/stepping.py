@@ -5,12 +5,14 @@ tokens are emitted.
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kakeya.config import EngineConfig
 from kakeya.engine.backend import Backend, Failed, LaunchedStep, StepResult, raise_if_lost
 from kakeya.engine.batch import PENDING, PlannedSegment
+from kakeya.engine.beginnings import Beginnings
 from kakeya.engine.constraint import is_last
 from kakeya.engine.drafting import Drafter, accepted
 from kakeya.engine.request import QUEUED, Request
@@ -46,9 +48,15 @@ class Stepper:
     """Computes what the scheduler has in flight, a step at a time."""
 
     def __init__(
-        self, backend: Backend, config: EngineConfig, scheduler: Scheduler, drafter: Drafter | None
+        self,
+        backend: Backend,
+        config: EngineConfig,
+        scheduler: Scheduler,
+        drafter: Drafter | None,
+        beginnings: Beginnings,
     ) -> None:
         self._backend, self._config, self._scheduler, self._drafter = backend, config, scheduler, drafter
+        self._beginnings = beginnings
         self._in_flight: _Step | None = None
 
     @property
@@ -58,13 +66,15 @@ class Stepper:
 
     def step(self) -> None:
         """Launch the next step, then judge the one before it, or this one if it must not be followed."""
-        before = self._in_flight
+        began, before = time.perf_counter(), self._in_flight
         step = self._in_flight = self._repeat(before) or self._launch(self._plan())
         if before is not None:
             self._judge(before)
         if step is not None and step is self._in_flight and not step.may_be_followed:
             self._in_flight = None
             self._judge(step)
+        if step is not None:
+            self._scheduler.learn(time.perf_counter() - began)
 
     def _plan(self) -> Sequence[PlannedSegment]:
         ready = self._scheduler.ready()
@@ -76,7 +86,7 @@ class Stepper:
         return segments
 
     def _repeat(self, before: _Step | None) -> _Step | None:
-        """One more token of each session that the step before had, if that is what a plan would be."""
+        """Launch the step before once more, a token further, if a plan would be the same."""
         if before is None or before.changes != self._scheduler.changes:
             return None
         if not self._scheduler.may_repeat(before.segments):
@@ -106,16 +116,16 @@ class Stepper:
         return _Step(segments, launched, followed, self._scheduler.changes)
 
     def _launched(self, launch: Callable[[], LaunchedStep]) -> LaunchedStep:
-        """What cannot be launched fails when it is judged, behind what was launched before it."""
+        """A step that cannot be launched fails when it is judged, after the steps launched before it."""
         try:
             return launch()
         except Exception as error:
             return Failed(error)
 
     def _may_be_followed(self, segments: Sequence[PlannedSegment], requests: Sequence[SampleRequest]) -> bool:
-        """Nothing but single tokens that go on, none of which anything on the host must see before the next.
+        """Whether all segments are single tokens that the host need not see before the next step.
 
-        Rows beyond the spare slots are undone by putting back what they overwrote: not while more follow.
+        Longer segments may overwrite slots, which a rollback puts back: it cannot do so once more follow.
         """
         if not self._backend.runs_ahead or self._drafter is not None:
             return False
@@ -123,7 +133,6 @@ class Stepper:
         return goes_on and all(request.is_plain for request in requests)
 
     def _judge(self, step: _Step) -> None:
-        """Wait for a step and keep what may be kept of it."""
         try:
             result = step.launched.result()
         except Exception as error:
@@ -166,7 +175,7 @@ class Stepper:
     def _judge_segment(
         self, segment: PlannedSegment, sampled: Sequence[TokenEvent], result: StepResult, row: int
     ) -> None:
-        """A failure is this segment's own from here on: others are committed."""
+        """From here on a failure is this segment's own: others are committed."""
         try:
             chosen = accepted(segment, sampled)
         except Exception as error:
@@ -181,7 +190,8 @@ class Stepper:
         """Keep the accepted rows, forget the rest, and emit the chosen tokens."""
         sequence, request = segment.sequence, segment.request
         sequence.slab.written = segment.start + kept
-        if not request.emitted:
+        is_prompt = not request.emitted
+        if is_prompt:
             sequence.observer.prompt_computed(kept)
         if segment.draft_count:
             request.count_drafts(segment.draft_count, segment.draft_count - (segment.rows - kept))
@@ -195,9 +205,11 @@ class Stepper:
         if chosen:
             self._finish_if_last(request, chosen[-1])
         sequence.settle()
+        if is_prompt:
+            self._beginnings.computed(sequence, segment.start, kept)
 
     def _retry_alone(self, segments: Sequence[PlannedSegment], error: Exception) -> None:
-        """A step raised: undo it, then run each segment by itself, so that only the guilty fail."""
+        """A step raised: undo it, then run each segment alone, so that only the guilty request fails."""
         self._discard_in_flight()
         current = [segment for segment in segments if not segment.is_stale]
         for segment in current:
@@ -213,7 +225,7 @@ class Stepper:
             self._judge(step)
 
     def _discard_in_flight(self) -> None:
-        """Undo the step that was launched upon one that failed; its generates are planned anew."""
+        """Undo the step that was launched after one that failed; its requests are planned again."""
         step, self._in_flight = self._in_flight, None
         if step is not None:
             for segment in step.moved():

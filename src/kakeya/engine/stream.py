@@ -37,8 +37,8 @@ class EventStream:
     def put(self, event: Event) -> None:
         """Queue an event. Nothing may follow a terminal one.
 
-        Without a lock, unless the reader waits: a reader says so before it looks at the queue, and the engine
-        looks for waiting readers after it has queued, so one of them sees the other.
+        It takes no lock unless the reader waits. A reader marks itself as waiting before it looks at the
+        queue, and the engine looks for the mark after it has queued, so one of them sees the other.
         """
         assert not self._terminated, "event after the terminal one"
         if isinstance(event, TokenEvent):
@@ -91,10 +91,10 @@ class EventStream:
     # The reader's side.
 
     def when_ready(self, announce: Callable[[], None], events: int = 1) -> None:
-        """Have `announce` called once, as soon as `events` events wait, the last one does, or the engine
-        waits for its reader: now, or later from the engine thread. Replaces what was asked for before.
+        """Call `announce` once, as soon as `events` events wait, the last event does, or the engine waits for
+        the reader: now, or later from the engine thread. Replaces an earlier request.
 
-        For readers that cannot block; it must return quickly and must not touch the stream.
+        For readers that cannot block. `announce` must return quickly and must not use the stream.
         """
         with self._changed:
             self._announce, self._wanted = announce, events

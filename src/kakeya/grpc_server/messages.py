@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.message import Message
+
 import kakeya
 from kakeya.errors import InvalidArgument
 from kakeya.types import (
@@ -94,30 +96,18 @@ def _token(event: TokenEvent) -> pb.Token:
 
 
 def _done(event: DoneEvent) -> pb.Done:
-    return pb.Done(
-        stop_reason=_STOP_REASONS[event.stop_reason],
-        generated_token_count=event.generated_token_count,
-        prefill_duration_seconds=event.prefill_duration_seconds,
-        total_duration_seconds=event.total_duration_seconds,
-        cached_token_count=event.cached_token_count,
-        accepted_draft_tokens=event.accepted_draft_tokens,
-        proposed_draft_tokens=event.proposed_draft_tokens,
-    )
+    figures = _fields_of(event, pb.Done, besides="stop_reason")
+    return pb.Done(stop_reason=_STOP_REASONS[event.stop_reason], **figures)
 
 
 def session_info(info: SessionInfo) -> pb.GetSessionInfoResponse:
-    return pb.GetSessionInfoResponse(
-        session_id=info.session_id,
-        state=info.state,
-        client_label=info.client_label,
-        history_length=info.history_length,
-        kv_live_bytes=info.kv_live_bytes,
-        kv_capacity_bytes=info.kv_capacity_bytes,
-        dropped_token_count=info.dropped_token_count,
-        cache_invariant_inv1_violations=info.cache_invariant_inv1_violations,
-        cache_invariant_inv2_violations=info.cache_invariant_inv2_violations,
-        idle_seconds=info.idle_seconds,
-    )
+    return pb.GetSessionInfoResponse(**_fields_of(info, pb.GetSessionInfoResponse))
+
+
+def _fields_of(noun: object, kind: type[Message], besides: str = "") -> dict[str, Any]:
+    """The attributes of a noun that have the names of the message's fields."""
+    names = (field.name for field in kind.DESCRIPTOR.fields)
+    return {name: getattr(noun, name) for name in names if name != besides}
 
 
 def server_info(runtime: "Runtime") -> pb.GetServerInfoResponse:

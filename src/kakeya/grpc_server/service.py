@@ -1,4 +1,4 @@
-"""The nine calls of RuntimeService: who calls, what the runtime answers, how it ends."""
+"""The nine calls of RuntimeService: the caller's key, the runtime's answer, the status."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -30,7 +30,7 @@ Context = Any
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls, and the runtime that answers."""
+    """The owner who calls, and the runtime that answers."""
 
     owner: str
     runtime: "Runtime"
@@ -160,7 +160,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
 
     @asynccontextmanager
     async def _caller(self, context: Context) -> AsyncIterator[Caller]:
-        """Who calls, once that is known and the model is there. Errors inside become the call's status."""
+        """The caller, once the key is checked and the model is there. Errors inside become the status."""
         try:
             owner = self._keys.owner_of(context.invocation_metadata() or ())
             if self.runtime is None:

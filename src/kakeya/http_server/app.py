@@ -18,6 +18,7 @@ from kakeya.http_server.completions.deprecation import Deprecation
 from kakeya.http_server.console import routes as console
 from kakeya.http_server.errors import ApiError, error_response
 from kakeya.http_server.limits import BodyLimit, Guard
+from kakeya.http_server.openapi import ERRORS
 from kakeya.http_server.responses import routes as responses
 from kakeya.http_server.security import Doorkeeper
 from kakeya.http_server.state import HttpState
@@ -41,6 +42,7 @@ def create_app(state: HttpState) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        responses=ERRORS,
         middleware=list(_layers(state)),
     )
     app.state.kakeya = state

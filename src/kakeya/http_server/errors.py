@@ -3,7 +3,8 @@
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -23,52 +24,48 @@ _DEFAULT_RETRY_S = 1.0
 _LONGEST_TEXT = 2000
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """An answer other than success, as the client is to see it."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        type: str = INVALID_REQUEST,  # noqa: A002 (the field's name on the wire)
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.type = type
-        self.param = param
-        self.code = code
-        self.headers = dict(headers or {})
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """How one class of errors is told."""
-
     status: int
-    type: str
-    code: str
+    message: str
+    type: str = INVALID_REQUEST
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
 
-_KINDS: Mapping[type[KakeyaError], _Kind] = {
-    errors.SessionNotFound: _Kind(404, INVALID_REQUEST, "session_not_found"),
-    errors.InvalidArgument: _Kind(400, INVALID_REQUEST, "invalid_value"),
-    errors.SessionBusy: _Kind(409, "conflict_error", "session_busy"),
-    errors.HistoryMismatch: _Kind(409, "conflict_error", "history_mismatch"),
-    errors.InvariantViolation: _Kind(500, "server_error", "invariant_violation"),
-    errors.ResourceExhausted: _Kind(429, "rate_limit_error", "rate_limit_exceeded"),
-    errors.Unauthenticated: _Kind(401, INVALID_REQUEST, "invalid_api_key"),
-    errors.Unavailable: _Kind(503, "server_error", "unavailable"),
-    errors.DeadlineExceeded: _Kind(504, "timeout_error", "timeout"),
-    errors.StepFailed: _Kind(500, "server_error", "step_failed"),
+def invalid(param: str, message: str) -> ApiError:
+    """The answer to a field with a wrong value."""
+    return ApiError(400, message, param=param, code="invalid_value")
+
+
+@contextmanager
+def blames(param: str) -> Iterator[None]:
+    """Names this field for every argument that is found invalid inside."""
+    try:
+        yield
+    except errors.InvalidArgument as error:
+        raise invalid(param, str(error)) from error
+
+
+# How each class of errors is told: status, type and code.
+_KINDS: Mapping[type[KakeyaError], tuple[int, str, str]] = {
+    errors.SessionNotFound: (404, INVALID_REQUEST, "session_not_found"),
+    errors.InvalidArgument: (400, INVALID_REQUEST, "invalid_value"),
+    errors.SessionBusy: (409, "conflict_error", "session_busy"),
+    errors.HistoryMismatch: (409, "conflict_error", "history_mismatch"),
+    errors.InvariantViolation: (500, "server_error", "invariant_violation"),
+    errors.ResourceExhausted: (429, "rate_limit_error", "rate_limit_exceeded"),
+    errors.Unauthenticated: (401, INVALID_REQUEST, "invalid_api_key"),
+    errors.Unavailable: (503, "server_error", "unavailable"),
+    errors.DeadlineExceeded: (504, "timeout_error", "timeout"),
+    errors.StepFailed: (500, "server_error", "step_failed"),
 }
-
-
-_CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 
 
 class AsciiJsonResponse(JSONResponse):
@@ -81,12 +78,15 @@ class AsciiJsonResponse(JSONResponse):
 def error_response(error: Exception) -> JSONResponse:
     """The answer to a request that met `error`. What nobody expected is logged and told as 500."""
     told = as_api_error(error)
-    return AsciiJsonResponse(_body(told), told.status, told.headers)
+    return AsciiJsonResponse(error_body(told), told.status, told.headers)
 
 
 def error_body(error: Exception) -> dict[str, Any]:
     """The same as the data of one event, for a stream that has begun."""
-    return _body(as_api_error(error))
+    told = as_api_error(error)
+    param = None if told.param is None else _shortened(told.param)
+    message = _shortened(told.message)
+    return {"error": {"message": message, "type": told.type, "param": param, "code": told.code}}
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -95,36 +95,23 @@ def as_api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, RequestValidationError):
         return _invalid(error.errors(), error.body)
-    if isinstance(error, HTTPException):
-        return _refused(error)
-    for known, kind in _KINDS.items():
+    if isinstance(error, HTTPException):  # the router itself refuses a path, a method, a body
+        code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+        return ApiError(error.status_code, str(error.detail), code=code, headers=error.headers)
+    for known, (status, kind, code) in _KINDS.items():
         if isinstance(error, known):
-            return ApiError(
-                kind.status, str(error), type=kind.type, code=kind.code, headers=_headers(error, kind.status)
-            )
+            return ApiError(status, str(error), type=kind, code=code, headers=_headers(error))
     log.error("a request failed", exc_info=error)
     return ApiError(500, "the server failed; its log says why", type="server_error", code="internal_error")
 
 
-def _body(error: ApiError) -> dict[str, Any]:
-    param = None if error.param is None else _shortened(error.param)
-    message = _shortened(error.message)
-    return {"error": {"message": message, "type": error.type, "param": param, "code": error.code}}
-
-
-def _headers(error: KakeyaError, status: int) -> dict[str, str]:
-    if status == HTTPStatus.UNAUTHORIZED:
+def _headers(error: KakeyaError) -> dict[str, str]:
+    if isinstance(error, errors.Unauthenticated):
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, ComeBackLater):
         wait = _DEFAULT_RETRY_S if error.retry_after is None else error.retry_after
         return {"Retry-After": str(max(1, math.ceil(wait)))}
     return {}
-
-
-def _refused(error: HTTPException) -> ApiError:
-    """What the router itself refuses: a path, a method, a body that is not JSON."""
-    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    return ApiError(error.status_code, str(error.detail), code=code, headers=error.headers)
 
 
 def _invalid(problems: Sequence[Any], body: Any) -> ApiError:
@@ -139,14 +126,12 @@ def _invalid(problems: Sequence[Any], body: Any) -> ApiError:
     problem, param = problems[deepest], ".".join(paths[deepest])
     others = len({tuple(path) for path in paths if path != paths[deepest][: len(path)]})
     more = f" (and {others} more)" if others else ""
-    code = _CODES.get(problem["type"], "invalid_value")
-    return ApiError(400, f"{param or 'the body'}: {_reason(problem)}{more}", param=param or None, code=code)
-
-
-def _reason(problem: Any) -> str:
+    reason, code = problem["msg"].removeprefix("Value error, "), "invalid_value"
+    if problem["type"] == "missing":
+        code = "missing_required_parameter"
     if problem["type"] == "extra_forbidden":
-        return "this field is not known or not supported"
-    return str(problem["msg"]).removeprefix("Value error, ")
+        reason, code = "this field is not known or not supported", "unknown_parameter"
+    return ApiError(400, f"{param or 'the body'}: {reason}{more}", param=param or None, code=code)
 
 
 def _path(problem: Any, body: Any) -> list[str]:

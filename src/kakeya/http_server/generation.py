@@ -1,6 +1,6 @@
 """One generate of the engine, read as text on the event loop."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,15 +9,17 @@ from kakeya.errors import SessionNotFound, Unavailable
 from kakeya.http_server.text_sessions import TextSession, TextSessions
 from kakeya.serving.reader import EventReader, EventSource
 from kakeya.text.answer import AnswerText, Piece, TextToken
+from kakeya.text.grammar import Grammar
+from kakeya.text.tool_calls import CallEnd, TextPiece, ToolCallParser, ToolEvent
 from kakeya.types import DoneEvent, Event, FailedEvent, SamplingParams, StopReason, TokenEvent
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What one generate, or several for the same prompt, took.
+    """What one or more generates took.
 
-    `prompt_tokens` is all of the history when it began, `cached_tokens` what of it was computed before,
-    `dropped_tokens` what of the history has left the window by its end.
+    `prompt_tokens` is the whole history when it began, `cached_tokens` the part that was computed before, and
+    `dropped_tokens` the part that has left the window by its end.
     """
 
     prompt_tokens: int = 0
@@ -54,13 +56,49 @@ def logprob_of(token: TextToken) -> dict[str, Any]:
     return {"token": token.text, "bytes": token.bytes, "logprob": token.logprob, "top_logprobs": top}
 
 
-class Answer:
-    """Generates on a session. Iterate once for the pieces; then `finish_reason`, `usage` and the rest say how
-    it went.
+# A part of an answer, and the tokens that came with it.
+Part = tuple[ToolEvent, tuple[TextToken, ...]]
 
-    `begin` starts the engine's work, and raises what the engine refuses; iterating does so too. Whoever makes
+
+class PartReader:
+    """Splits an answer into text and function calls. Without `reads_calls` all of it is text.
+
+    Tokens go with the first part that comes after them; the end of a call takes none.
+    """
+
+    def __init__(self, *, reads_calls: bool) -> None:
+        self._parser = ToolCallParser() if reads_calls else None
+        self._tokens: tuple[TextToken, ...] = ()
+
+    def feed(self, piece: Piece) -> Iterator[Part]:
+        """The parts that this piece completes. Read them all."""
+        self._tokens += piece.tokens
+        if self._parser is not None:
+            yield from self._with_tokens(self._parser.feed(piece.text))
+        elif piece.text:
+            yield from self._with_tokens([TextPiece(piece.text)])
+
+    def finish(self) -> Iterator[Part]:
+        """What was held back. Tokens that are left come with an empty text."""
+        if self._parser is not None:
+            yield from self._with_tokens(self._parser.finish())
+        if self._tokens:
+            yield from self._with_tokens([TextPiece("")])
+
+    def _with_tokens(self, events: Sequence[ToolEvent]) -> Iterator[Part]:
+        for event in events:
+            tokens: tuple[TextToken, ...] = ()
+            if not isinstance(event, CallEnd):
+                tokens, self._tokens = self._tokens, ()
+            yield event, tokens
+
+
+class Answer:
+    """Generates on a session. Iterate once for the pieces; then `finish_reason` and `usage` are known.
+
+    `begin` starts the engine's work, and raises what the engine refuses; iterating does so too. The owner of
     an Answer calls `aclose` on every path. Iterating raises what made the generate fail, Unavailable when the
-    server shut down meanwhile, and SessionNotFound when somebody closed the session.
+    server shuts down, and SessionNotFound when somebody closed the session.
     """
 
     def __init__(
@@ -70,15 +108,12 @@ class Answer:
         max_tokens: int,
         sampling: SamplingParams,
         stop: Sequence[str] = (),
-        constraint: Any = None,
+        grammar: Grammar | None = None,
         continues: Sequence[int] = (),
         tells_end: bool = False,
     ) -> None:
-        """`continues` are the tokens whose text the answer goes on with, where it is not a text of its own.
-        With `tells_end` the token that ends an answer is among its tokens. It never has a text.
-
-        Raises InvalidArgument for a stop string that is empty.
-        """
+        """`continues` are tokens whose text the answer continues. With `tells_end` the token that ends the
+        answer is among its tokens. It never has a text. Raises InvalidArgument for an empty stop string."""
         self._state, self._runtime = sessions.state, sessions.runtime
         self._generate: Callable[[], EventSource] = partial(
             self._runtime.generate,
@@ -86,7 +121,7 @@ class Answer:
             max_tokens,
             sampling,
             owner=session.owner,
-            constraint=constraint,
+            constraint=None if grammar is None else grammar.start(),
         )
         self._text = AnswerText(
             self._runtime.tokenizer,
@@ -97,14 +132,10 @@ class Answer:
             tells_end=tells_end,
         )
         self._stream: EventSource | None = None
+        self._is_closed = False
         self._prompt_tokens = session.history_length
         self._failure: Exception | None = None
         self._done: DoneEvent | None = None
-
-    @property
-    def text(self) -> str:
-        """What was said so far."""
-        return self._text.text
 
     @property
     def finish_reason(self) -> str:
@@ -138,6 +169,7 @@ class Answer:
     async def begin(self) -> None:
         """Start the engine's work, if that was not done yet."""
         if self._stream is None:
+            assert not self._is_closed, "the answer was closed before it began"
             self._state.check_takes_work(self._runtime)
             stream = await self._state.workers.call_or_undo(self._generate, lambda late: late.cancel())
             self._stream = stream
@@ -162,7 +194,7 @@ class Answer:
 
     async def aclose(self) -> None:
         """End the engine's work, within a step. Does nothing the second time, or when it has ended."""
-        stream, self._generate = self._stream, _refuse_to_begin
+        stream, self._is_closed = self._stream, True
         if stream is not None:
             self._state.streams.discard(stream)
             if self._done is None:
@@ -190,7 +222,3 @@ class Answer:
             self._failure = Unavailable("the server is shutting down and stopped this generate")
         else:
             self._failure = SessionNotFound("the session was closed while it was generating")
-
-
-def _refuse_to_begin() -> EventSource:
-    raise AssertionError("the answer was closed before it began")

@@ -5,10 +5,8 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, MutableMapping
-from typing import Any
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,13 +22,11 @@ log = logging.getLogger(__name__)
 _TOO_LONG_BUT_READ = 16
 # A client that does not read its answer is not waited for to read why there is none.
 _LAST_WORDS_S = 1.0
+_CLOSE = {"Connection": "close"}
 
 
 class BodyLimit:
-    """Reads the body before anybody works on it: at most so many bytes, in at most so many seconds.
-
-    The application gets it in one piece.
-    """
+    """Reads the whole body before the application sees it, and refuses one that is too long or too slow."""
 
     def __init__(self, app: ASGIApp, config: HttpConfig) -> None:
         self._app = app
@@ -46,12 +42,8 @@ class BodyLimit:
             async with asyncio.timeout(self._seconds):
                 body = await self._read(receive)
         except TimeoutError:
-            raise ApiError(
-                408,
-                f"the body did not arrive in {self._seconds:g} s",
-                code="request_timeout",
-                headers={"Connection": "close"},
-            ) from None
+            message = f"the body did not arrive in {self._seconds:g} s"
+            raise ApiError(408, message, code="request_timeout", headers=_CLOSE) from None
         await self._app(scope, _replayed(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes:
@@ -71,12 +63,8 @@ class BodyLimit:
         return bytes(body)
 
     def _too_long(self, hang_up: bool) -> ApiError:
-        return ApiError(
-            413,
-            f"the body is longer than the {self._most:,} bytes that are accepted",
-            code="request_too_large",
-            headers={"Connection": "close"} if hang_up else None,
-        )
+        message = f"the body is longer than the {self._most:,} bytes that are accepted"
+        return ApiError(413, message, code="request_too_large", headers=_CLOSE if hang_up else None)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
@@ -108,26 +96,14 @@ class Guard:
         except ClientDisconnect:
             pass  # nobody is there to be answered
         except Exception as error:
-            await self._fail(self._late() if timeout.expired() else error, answer, scope, receive)
+            failure = error
+            if timeout.expired():
+                failure = DeadlineExceeded(f"the request took longer than {self._seconds:g} s")
+            await _fail(failure, answer, scope, receive)
         finally:
             facts = {"method": scope["method"], "path": scope["path"], "seconds": time.monotonic() - began}
-            log.debug("request ended", extra={**facts, **answer.facts})
-
-    def _late(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"the request took longer than {self._seconds:g} s")
-
-    async def _fail(self, error: Exception, answer: "_Answer", scope: Scope, receive: Receive) -> None:
-        if answer.is_complete:
-            log.error("a request failed after its answer", exc_info=error)
-            return
-        try:
-            async with asyncio.timeout(_LAST_WORDS_S):
-                if not answer.has_begun:
-                    await error_response(error)(scope, receive, answer.send)
-                else:
-                    await answer.end_with(_cause(error))
-        except TimeoutError:
-            await _hang_up(scope)
+            facts |= {"request_id": answer.id, "status": answer.status, "complete": answer.is_complete}
+            log.debug("request ended", extra=facts)
 
 
 class _Answer:
@@ -135,50 +111,45 @@ class _Answer:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._request_id = f"req_{secrets.token_hex(16)}"
+        self.id = f"req_{secrets.token_hex(16)}"
         self._is_event_stream = False
         self.status = 0
         self.is_complete = False
 
-    @property
-    def has_begun(self) -> bool:
-        return self.status > 0
-
-    @property
-    def facts(self) -> dict[str, object]:
-        return {"request_id": self._request_id, "status": self.status, "complete": self.is_complete}
-
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._begin(message)
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            self._is_event_stream = headers.get("content-type", "").startswith(EVENT_STREAM)
+            headers["x-request-id"] = self.id
         elif not message.get("more_body", False):
             self.is_complete = True
         await self._send(message)
-
-    def _begin(self, message: MutableMapping[str, Any]) -> None:
-        self.status = message["status"]
-        headers = list(message.get("headers", ()))
-        self._is_event_stream = any(
-            name == b"content-type" and value.startswith(EVENT_STREAM.encode()) for name, value in headers
-        )
-        message["headers"] = [*headers, (b"x-request-id", self._request_id.encode())]
 
     async def end_with(self, error: Exception) -> None:
         """Tell the error as an event. Raises it where that cannot be: the connection then breaks."""
         if not self._is_event_stream:
             raise error
+        # ASCII: a client may have sent half of a surrogate pair, and an error quotes it.
         event = f"data: {json.dumps(error_body(error))}\n\n"
         await self.send({"type": "http.response.body", "body": event.encode(), "more_body": False})
 
 
-def _cause(error: Exception) -> Exception:
-    """What Starlette wraps when an error that has a handler comes too late for it."""
-    wrapped = isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception)
-    return error.__cause__ if wrapped else error  # type: ignore[return-value]
-
-
-async def _hang_up(scope: Scope) -> None:
-    """Break the request's connection at once, without waiting for what was written to be read."""
-    abort: Callable[[], None] = scope["state"]["hang_up"]
-    abort()
-    await asyncio.sleep(0)  # for the protocol to learn of it, or it misses the end of our answer
+async def _fail(error: Exception, answer: _Answer, scope: Scope, receive: Receive) -> None:
+    """Tell the client what went wrong, as far as that is still possible."""
+    if answer.is_complete:
+        log.error("a request failed after its answer", exc_info=error)
+        return
+    try:
+        async with asyncio.timeout(_LAST_WORDS_S):
+            if not answer.status:
+                await error_response(error)(scope, receive, answer.send)
+            # Starlette wraps an error that has a handler and comes too late for it.
+            elif isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
+                await answer.end_with(error.__cause__)
+            else:
+                await answer.end_with(error)
+    except TimeoutError:
+        # Break the connection at once, without waiting for what was written to be read.
+        scope["state"]["hang_up"]()
+        await asyncio.sleep(0)  # for the protocol to learn of it, or it misses the end of our answer

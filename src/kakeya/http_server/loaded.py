@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kakeya.http_server.completions.chat import ChatService
-from kakeya.http_server.completions.text import TextService
 from kakeya.http_server.responses.service import Responses
 from kakeya.http_server.state import HttpState
 from kakeya.http_server.text_sessions import TextSessions
@@ -20,8 +19,8 @@ class Loaded:
 
     runtime: "Runtime"
     opened_at: int
+    sessions: TextSessions
     chat: ChatService
-    completions: TextService
     responses: Responses
 
 
@@ -32,4 +31,4 @@ def load(state: HttpState, runtime: "Runtime") -> Loaded:
     chat, responses = ChatService(sessions), Responses(sessions)
     state.eviction.add(chat.held.evict)
     state.eviction.add(responses.branches.evict)
-    return Loaded(runtime, int(time.time()), chat, TextService(sessions), responses)
+    return Loaded(runtime, int(time.time()), sessions, chat, responses)

@@ -3,55 +3,36 @@
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 
-_ERROR_REF = {"$ref": "#/components/schemas/Error"}
-_NULLABLE_TEXT = {"anyOf": [{"type": "string"}, {"type": "null"}]}
-_ERROR_SCHEMA = {
-    "title": "Error",
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": _NULLABLE_TEXT,
-                "code": _NULLABLE_TEXT,
-            },
-        }
-    },
+
+class ErrorDetails(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(BaseModel):
+    """An error, in OpenAI's shape."""
+
+    error: ErrorDetails
+
+
+# What any route may answer. FastAPI would describe its own errors otherwise.
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "default": {"description": "An error, in OpenAI's shape", "model": Error}
 }
-# What FastAPI would answer to a body that does not fit. We answer 400, in OpenAI's shape.
-_FOREIGN_SCHEMAS = ("HTTPValidationError", "ValidationError")
 
 
 def document(app: FastAPI, needs_key: bool) -> dict[str, Any]:
-    """The document, every operation with the errors that it may answer."""
-    described = dict(app.openapi())
-    components = dict(described.get("components", {}))
-    schemas = {
-        name: schema for name, schema in components.get("schemas", {}).items() if name not in _FOREIGN_SCHEMAS
-    }
-    components["schemas"] = schemas | {"Error": _ERROR_SCHEMA}
+    """The document, with the key that routes need."""
+    described = app.openapi()
     if needs_key:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    described["components"] = components
-    described["paths"] = {
-        path: {method: _operation(path, operation, needs_key) for method, operation in operations.items()}
-        for path, operations in described.get("paths", {}).items()
-    }
+        described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path, operations in described["paths"].items():
+            for operation in operations.values() if path.startswith("/v1/") else ():
+                operation["security"] = [{"key": []}]
     return described
-
-
-def _operation(path: str, operation: dict[str, Any], needs_key: bool) -> dict[str, Any]:
-    responses = {status: each for status, each in operation.get("responses", {}).items() if status != "422"}
-    responses["default"] = {
-        "description": "An error, in OpenAI's shape",
-        "content": {"application/json": {"schema": _ERROR_REF}},
-    }
-    changed = operation | {"responses": responses}
-    if needs_key and path.startswith("/v1/"):
-        changed["security"] = [{"key": []}]
-    return changed

@@ -7,7 +7,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from kakeya.config import HttpConfig
-from kakeya.http_server.errors import INVALID_REQUEST
+from kakeya.http_server.errors import INVALID_REQUEST, ApiError, error_body
 
 # Cookies and tokens are long; nothing that we read is.
 _MOST_HEAD_BYTES = 64 * 1024
@@ -65,16 +65,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(400, msg, INVALID_REQUEST, "bad_request")
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Who offers another protocol may go on in this one; that is no news for the log."""
+        """A client that offers another protocol may use this one; that is no news for the log."""
 
     def _refuse(self, status: int, message: str, kind: str, code: str) -> None:
         """Say why, and close."""
-        error = {"message": message, "type": kind, "param": None, "code": code}
-        body = json.dumps({"error": error}).encode()
-        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(
-            body
-        )
-        self.transport.write(STATUS_LINE[status] + head + body)
+        body = json.dumps(error_body(ApiError(status, message, type=kind, code=code))).encode()
+        head = f"content-type: application/json\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        self.transport.write(STATUS_LINE[status] + head.encode() + body)
         self.transport.close()
 
     def _time_head(self) -> None:

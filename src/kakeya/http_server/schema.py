@@ -4,45 +4,57 @@ import json
 import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     FiniteFloat,
     ValidationInfo,
     WithJsonSchema,
     create_model,
 )
-from pydantic.functional_validators import AfterValidator
 
+from kakeya.http_server.errors import ApiError, invalid
 from kakeya.types import SamplingParams
+
+if TYPE_CHECKING:
+    from kakeya.runtime import Runtime
 
 MOST_STOPS = 4
 MOST_TOP_LOGPROBS = 20
 MOST_TOOLS = 128
+MOST_TOKENS = 2**31 - 1
 _LONGEST_NAME, _LONGEST_VALUE, _MOST_PAIRS = 64, 512, 16
-_MOST_TOKENS = 2**31 - 1
 _SEEDS = 2**64
 # Odd, so that the seeds of a request's choices are all different; the golden ratio, so that they are far
 # from those of a request with the next seed.
 _SEED_STEP = 0x9E3779B97F4A7C15
 
-
 M = TypeVar("M", bound=BaseModel)
 
 
-class Strict(BaseModel):
+class Strict(BaseModel, extra="forbid", strict=True):
     """Fields that are not known are refused, and nothing is converted silently."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 def _refused(value: object, info: ValidationInfo) -> None:
     if value is not None:
         raise ValueError(f"{info.field_name} is not supported by this server; leave it out")
+
+
+def of_type(noun: str, *supported: str) -> Callable[[Any], Any]:
+    """A check, made before all others, that an object is of a type that is supported."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and value.get("type") not in supported:
+            known = ", ".join(map(repr, supported))
+            raise ValueError(f"{noun} of type {value.get('type')!r} are not supported, only {known}")
+        return value
+
+    return check
 
 
 def _read_stops(value: object) -> object:
@@ -59,30 +71,18 @@ def _read_bias(value: object) -> object:
         return {}
     if not isinstance(value, Mapping):
         raise ValueError("logit_bias must map token ids to numbers from -100 to 100")
-    return {_token_id(key): _bias(key, bias) for key, bias in value.items()}
-
-
-def _token_id(key: object) -> int:
-    if not isinstance(key, str) or not key.isascii() or not key.isdigit() or len(key) > 10:
-        raise ValueError(f"the keys of logit_bias must be token ids, got {str(key)[:40]!r}")
-    return int(key)
-
-
-def _bias(key: object, bias: object) -> float:
-    if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not -100 <= bias <= 100:
-        raise ValueError(f"the bias of token {key} must be a number from -100 to 100")
-    return float(bias)
-
-
-_Refused = Annotated[None, BeforeValidator(_refused)]
+    for key, bias in value.items():
+        if not isinstance(key, str) or not key.isascii() or not key.isdigit() or len(key) > 10:
+            raise ValueError(f"the keys of logit_bias must be token ids, got {str(key)[:40]!r}")
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not -100 <= bias <= 100:
+            raise ValueError(f"the bias of token {key} must be a number from -100 to 100")
+    return {int(key): float(bias) for key, bias in value.items()}
 
 
 def refuses(names: str) -> Callable[[type[M]], type[M]]:
-    """Adds fields of the original API that this server does not have; null is as good as absent.
-
-    The names stand in one string, with blanks between them.
-    """
-    fields: dict[str, Any] = dict.fromkeys(names.split(), (_Refused, None))
+    """Adds fields of the original API that this server refuses unless they are null: `names`, with blanks."""
+    refused = Annotated[None, BeforeValidator(_refused)]
+    fields: dict[str, Any] = dict.fromkeys(names.split(), (refused, None))
 
     def with_fields(model: type[M]) -> type[M]:
         return create_model(
@@ -92,19 +92,9 @@ def refuses(names: str) -> Callable[[type[M]], type[M]]:
     return with_fields
 
 
-Stops = Annotated[
-    list[str],
-    BeforeValidator(_read_stops),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MOST_STOPS},
-                {"type": "null"},
-            ]
-        }
-    ),
-]
+_Stop = Annotated[str, Field(min_length=1)]
+_GivenStops = _Stop | Annotated[list[_Stop], Field(max_length=MOST_STOPS)] | None
+Stops = Annotated[list[str], BeforeValidator(_read_stops, json_schema_input_type=_GivenStops)]
 LogitBias = Annotated[
     dict[int, float],
     BeforeValidator(_read_bias),
@@ -121,7 +111,7 @@ LogitBias = Annotated[
         }
     ),
 ]
-MaxTokens = Annotated[int | None, Field(ge=1, le=_MOST_TOKENS)]
+MaxTokens = Annotated[int | None, Field(ge=1, le=MOST_TOKENS)]
 
 
 def _checked_metadata(pairs: dict[str, str] | None) -> dict[str, str]:
@@ -169,62 +159,75 @@ class SamplingFields(Strict):
     min_p: Annotated[FiniteFloat | None, Field(ge=0, le=1)] = None
     repetition_penalty: Annotated[FiniteFloat | None, Field(ge=0.01, le=100)] = None
 
-    def choices(self, count: int, *, logprobs: bool, top_logprobs: int) -> list[SamplingParams]:
+    @property
+    @abstractmethod
+    def wants_logprobs(self) -> bool:
+        """Whether tokens are sent with their log-probabilities."""
+
+    @property
+    @abstractmethod
+    def most_probable(self) -> int:
+        """How many of the most probable tokens are sent in each token's place."""
+
+    def samplings(self, count: int = 1) -> list[SamplingParams]:
         """How each of `count` choices is sampled. The first has the seed that was given."""
-        seed = secrets.randbits(63) if self.seed is None else self.seed
-        settings: dict[str, Any] = {
-            "temperature": 1.0 if self.temperature is None else self.temperature,
-            "top_p": 1.0 if self.top_p is None else self.top_p,
-            "top_k": self.top_k or 0,
-            "min_p": self.min_p or 0.0,
-            "repetition_penalty": self.repetition_penalty or 1.0,
-            "presence_penalty": self.presence_penalty or 0.0,
-            "frequency_penalty": self.frequency_penalty or 0.0,
-            "logit_bias": self.logit_bias,
-            "logprobs": logprobs,
-            "top_logprobs": top_logprobs,
-        }
-        return [
-            SamplingParams(seed=(seed + choice * _SEED_STEP) % _SEEDS, **settings) for choice in range(count)
-        ]
+        fields = ((name, getattr(self, name)) for name in SamplingFields.model_fields)
+        settings: dict[str, Any] = {name: value for name, value in fields if value is not None}
+        settings |= {"logprobs": self.wants_logprobs, "top_logprobs": self.most_probable}
+        settings.setdefault("temperature", 1.0)
+        first = settings.pop("seed", secrets.randbits(63))
+        seeds = ((first + choice * _SEED_STEP) % _SEEDS for choice in range(count))
+        return [SamplingParams(**settings, seed=seed) for seed in seeds]
 
 
 class StreamOptions(Strict):
-    """What a stream tells besides the answer. Nothing is obfuscated here, so that can only be declined."""
+    """Nothing is obfuscated here, so that can only be declined."""
 
-    include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
-class CompletionFields(SamplingFields):
-    """What both kinds of completion share besides."""
+class RequestFields(SamplingFields):
+    """What every request for an answer may have besides."""
 
-    model: str
-    n: Annotated[int | None, Field(ge=1, le=128)] = None
-    stop: Stops = Field(default_factory=list)
+    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
     """Who is behind the request; nothing depends on it."""
 
-    @property
-    def choice_count(self) -> int:
-        return self.n or 1
+    def check(self, runtime: "Runtime") -> None:
+        """Raises ApiError, naming the field, for what contradicts the model or other fields."""
+        if self.model is not None:
+            check_model(self.model, runtime)
+        last = runtime.model_config.vocab_size - 1
+        for token_id in self.logit_bias:
+            if token_id > last:
+                raise invalid("logit_bias", f"logit_bias: {token_id} is not a token id; 0 to {last} are")
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "stream_options needs stream to be true")
 
-    @property
-    @abstractmethod
-    def wants_logprobs(self) -> bool:
-        """Whether tokens are told with their log-probabilities."""
 
-    @property
-    @abstractmethod
-    def most_probable(self) -> int:
-        """How many of the most probable tokens are told in each token's place."""
+def check_model(model: str, runtime: "Runtime") -> None:
+    """Raises ApiError for a model that this server does not serve."""
+    served = runtime.describe().model
+    if model != served:
+        message = f"there is no model {model!r} here; this server serves {served!r}"
+        raise ApiError(404, message, param="model", code="model_not_found")
 
-    def samplings(self) -> list[SamplingParams]:
-        """How each choice for one prompt is sampled."""
-        return self.choices(self.choice_count, logprobs=self.wants_logprobs, top_logprobs=self.most_probable)
 
-    @property
-    def includes_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+class Function(Strict):
+    """A function that the model may call. Its arguments always fit the schema, strict or not."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Strict):
+    """JSON that fits the schema, strict or not."""
+
+    name: Name
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None

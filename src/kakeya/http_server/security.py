@@ -1,8 +1,9 @@
 """Who may call: the key of a request, and pages in a browser that have no business here."""
 
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import Request
+from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -15,9 +16,12 @@ _OWNED = ("/v1", "/console/sessions")
 
 
 async def owner_of(request: Request) -> str:
-    """The caller's name, as the Doorkeeper found it. A FastAPI dependency."""
+    """The caller's name, as the Doorkeeper found it."""
     owner: str = request.state.owner
     return owner
+
+
+Owner = Annotated[str, Depends(owner_of)]
 
 
 class Doorkeeper:
@@ -45,16 +49,13 @@ class Doorkeeper:
             return
         host = headers.get("host", "")
         if is_loopback(config.host) and not _is_local_name(host):
-            raise _forbidden(
-                f"this server answers on its own machine only, not as {host!r}", "host_not_allowed"
-            )
+            message = f"this server answers on its own machine only, not as {host!r}"
+            raise ApiError(403, message, code="host_not_allowed")
         origin = headers.get("origin")
-        if origin is not None and not self._is_allowed(origin, host):
-            raise _forbidden(f"pages from {origin!r} may not call this server", "origin_not_allowed")
-
-    def _is_allowed(self, origin: str, host: str) -> bool:
-        allowed = self._state.config.cors_origins
-        return "*" in allowed or origin in allowed or urlsplit(origin).netloc == host
+        is_allowed = not {"*", origin}.isdisjoint(config.cors_origins)
+        if origin is not None and not is_allowed and urlsplit(origin).netloc != host:
+            message = f"pages from {origin!r} may not call this server"
+            raise ApiError(403, message, code="origin_not_allowed")
 
 
 def _is_local_name(host: str) -> bool:
@@ -62,7 +63,3 @@ def _is_local_name(host: str) -> bool:
         return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return False
-
-
-def _forbidden(message: str, code: str) -> ApiError:
-    return ApiError(403, message, code=code)

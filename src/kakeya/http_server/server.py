@@ -16,11 +16,8 @@ from kakeya.http_server.loaded import load
 from kakeya.http_server.protocol import BoundedProtocol, ProtocolConfig
 from kakeya.http_server.state import HttpState
 from kakeya.serving import lifecycle
-from kakeya.serving.admission import Admission
 from kakeya.serving.commons import Commons
-from kakeya.serving.keys import KeyRing
 from kakeya.serving.tls import server_context
-from kakeya.serving.workers import Workers
 
 if TYPE_CHECKING:
     from kakeya.metrics import Metrics
@@ -41,15 +38,7 @@ class HttpServer:
         self, config: HttpConfig, commons: Commons | None = None, metrics: "Metrics | None" = None
     ) -> None:
         self._config = config
-        self._workers = Workers()
-        count = metrics.admission if metrics is not None else None
-        self.state = HttpState(
-            config,
-            KeyRing(config.key_hashes),
-            self._workers,
-            commons or Commons(Admission(count=count)),
-            metrics,
-        )
+        self.state = HttpState(config, commons or Commons(), metrics)
         self._uvicorn: _Uvicorn | None = None
         self._serving: asyncio.Task[None] | None = None
         self._port = config.port
@@ -97,7 +86,7 @@ class HttpServer:
                 await asyncio.wait((self._serving,), timeout=_LAST_WORK_S)
                 self._uvicorn.force_exit = True
             await self._serving
-        self._workers.close()
+        self.state.workers.close()
 
     async def drain(self, grace_s: float) -> bool:
         """Drain this server and its runtime, and close them. True when nothing had to be interrupted."""

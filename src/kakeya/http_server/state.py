@@ -1,8 +1,8 @@
 """What the routes of one HTTP server share from its start, whether a model is loaded or not."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from kakeya.config import HttpConfig
 from kakeya.errors import Unavailable
@@ -25,17 +25,10 @@ class HttpState:
     are sent as they come share the `pace`.
     """
 
-    def __init__(
-        self,
-        config: HttpConfig,
-        keys: KeyRing,
-        workers: Workers,
-        commons: Commons,
-        metrics: "Metrics | None" = None,
-    ) -> None:
+    def __init__(self, config: HttpConfig, commons: Commons, metrics: "Metrics | None" = None) -> None:
         self.config = config
-        self.keys = keys
-        self.workers = workers
+        self.keys = KeyRing(config.key_hashes)
+        self.workers = Workers()
         self.admission, self.pace, self.eviction = commons.admission, commons.pace, commons.eviction
         self.metrics = metrics
         self.loaded: Loaded | None = None
@@ -70,7 +63,10 @@ class HttpState:
 
 
 def state_of(request: Request) -> HttpState:
-    """The state of the server that got this request. A FastAPI dependency, too."""
+    """The state of the server that got this request."""
     state = request.app.state.kakeya
     assert isinstance(state, HttpState)
     return state
+
+
+State = Annotated[HttpState, Depends(state_of)]

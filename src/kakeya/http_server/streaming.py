@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Protocol, TypeVar
 
@@ -47,48 +47,33 @@ async def _disconnected(request: Request) -> None:
 
 
 class EventStreamResponse(StreamingResponse):
-    """Server-sent events. Whatever happens, `release` is called once at the end, after the events'
-    generator was closed, also when it was never begun.
+    """Server-sent events. Whatever happens, the events' generator is closed at the end and then `stack`, also
+    when the generator was never begun.
 
     A client that goes away cancels the generator where it waits.
     """
 
-    def __init__(
-        self,
-        events: AsyncGenerator[bytes, None],
-        release: Callable[[], Awaitable[None]],
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], stack: AsyncExitStack) -> None:
         # Proxies that buffer would turn a stream into one late answer.
-        never_kept = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        super().__init__(events, headers={**never_kept, **(headers or {})}, media_type=EVENT_STREAM)
-        self._events = events
-        self._release = release
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(events, headers=headers, media_type=EVENT_STREAM)
+        stack.push_async_callback(events.aclose)
+        self._stack = stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             # A task of its own: a second cancellation must not leave half of it undone.
-            await asyncio.shield(asyncio.create_task(self._end()))
-
-    async def _end(self) -> None:
-        try:
-            await self._events.aclose()
-        finally:
-            await self._release()
+            await asyncio.shield(asyncio.create_task(self._stack.aclose()))
 
 
 class Answering(Protocol):
-    """An answer that is being generated."""
+    """An answer being generated: in one object, or as server-sent events, of which an error is the last."""
 
-    async def whole(self) -> dict[str, Any]:
-        """The answer in one object, when all of it is there."""
-        ...
+    async def whole(self) -> dict[str, Any]: ...
 
-    def events(self) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events. An error is the last of them."""
-        ...
+    def events(self) -> AsyncGenerator[bytes, None]: ...
 
 
 async def respond(
@@ -102,17 +87,11 @@ async def respond(
 
     What `begin` takes it enters on the stack, which is closed at the end on every path.
     """
-    stack = AsyncExitStack()
-    try:
+    async with AsyncExitStack() as stack:
         answering = await until_disconnect(request, begin(stack))
         if stream:
-            return EventStreamResponse(answering.events(), release=stack.aclose)
-        answer = response_class(await until_disconnect(request, answering.whole()))
-    except BaseException:
-        await stack.aclose()
-        raise
-    await stack.aclose()
-    return answer
+            return EventStreamResponse(answering.events(), stack.pop_all())
+        return response_class(await until_disconnect(request, answering.whole()))
 
 
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
@@ -138,12 +117,8 @@ async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
                 waiting[asyncio.ensure_future(anext(sources[number]))] = number
                 yield number, item
     finally:
-        await _end(list(waiting))
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
         for source in sources:
             await source.aclose()
-
-
-async def _end(tasks: Sequence["asyncio.Future[T]"]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

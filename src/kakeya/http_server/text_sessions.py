@@ -32,12 +32,12 @@ class TextSession:
     """
 
     owner: str
-    session_id: str
-    messages: tuple[Message, ...]
-    closed: bool
-    tools: str
-    history_length: int
     end_token_ids: frozenset[int]
+    messages: tuple[Message, ...] = ()
+    closed: bool = False
+    tools: str = ""
+    session_id: str = ""
+    history_length: int = 0
 
     def record(self, message: Message, answer: "Answer") -> None:
         """The answer has ended, and this is what it said."""
@@ -87,8 +87,7 @@ class TextSessions:
             token_ids = prompter.whole(messages, written)
             opening = prompter.opening_tokens(messages, written)
             pinned = pinned_tokens(opening, cache.sink, cache.window)
-            ends = prompter.end_token_ids
-            session = TextSession(owner, "", tuple(messages), False, written, 0, ends)
+            session = TextSession(owner, prompter.end_token_ids, tuple(messages), tools=written)
             return self._fill(session, token_ids, pinned, label)
 
         return await self._open(owner, start)
@@ -96,7 +95,7 @@ class TextSessions:
     async def start_tokens(self, owner: str, token_ids: Sequence[int], label: str = "") -> TextSession:
         """A new session that continues plain tokens and has no messages."""
         ends = frozenset(self.runtime.model_config.eos_token_ids)
-        session = TextSession(owner, "", (), closed=False, tools="", history_length=0, end_token_ids=ends)
+        session = TextSession(owner, ends)
         return await self._open(owner, partial(self._fill, session, token_ids, None, label))
 
     async def extend(self, session: TextSession, new_messages: Sequence[Message]) -> bool:
@@ -128,17 +127,16 @@ class TextSessions:
 
         It takes a slab for as long as it lasts. A caller who is cancelled ends it.
         """
-        self.state.check_takes_work(self.runtime)
         left = threading.Event()
 
         def score() -> list[TokenEvent]:
-            told: list[TokenEvent] = []
+            scored: list[TokenEvent] = []
             with _no_slab(), closing(self.runtime.score_tokens(token_ids, top)) as blocks:
-                for some in blocks:
-                    told += some
+                for block in blocks:
+                    scored += block
                     if left.is_set():
                         break
-            return told
+            return scored
 
         try:
             return await self._until_taken(owner, partial(self.state.workers.call, score))
@@ -172,17 +170,13 @@ class TextSessions:
 
     async def _open(self, owner: str, open_session: Callable[[], TextSession]) -> TextSession:
         """The new session. One that nobody waits for any more is closed."""
-        self.state.check_takes_work(self.runtime)
-        return await self._until_taken(
-            owner, partial(self.state.workers.call_or_undo, open_session, self._discard)
-        )
+        open_or_undo = partial(self.state.workers.call_or_undo, open_session, self._discard)
+        return await self._until_taken(owner, open_or_undo)
 
     async def _until_taken(self, owner: str, take: Callable[[], Awaitable[T]]) -> T:
         """What `take` gives. Cached sessions are evicted for it."""
-        try:
-            return await self.state.eviction.until_taken(self.runtime, owner, take, _NoSlab)
-        except _NoSlab as refusal:
-            raise refusal.reason from None
+        self.state.check_takes_work(self.runtime)
+        return await self.state.eviction.until_taken(self.runtime, owner, take, _NoSlab)
 
     def _fill(
         self, session: TextSession, token_ids: Sequence[int], pinned: int | None, label: str
@@ -207,18 +201,13 @@ class TextSessions:
             self.runtime.close_session(session.session_id, owner=session.owner)
 
 
-class _NoSlab(Exception):
-    """No session could be opened, for want of a slab or of quota. `reason` is what the caller is told."""
-
-    def __init__(self, reason: ResourceExhausted) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
+class _NoSlab(ResourceExhausted):
+    """No session could be opened, for want of a slab or of quota. Eviction does not help other refusals."""
 
 
 @contextmanager
 def _no_slab() -> Iterator[None]:
-    """Tells a refusal to open a session from all others, which evicting sessions would not help."""
     try:
         yield
     except ResourceExhausted as error:
-        raise _NoSlab(error) from error
+        raise _NoSlab(*error.args, retry_after=error.retry_after) from error

@@ -1,4 +1,4 @@
-"""What the native choice of tokens is asked and what it answers; `engine.sampler` says what is chosen."""
+"""The requests and results of native sampling; `engine.sampler` defines which token is chosen."""
 
 from array import array
 from enum import IntEnum
@@ -24,7 +24,7 @@ class ChoiceRequest(NamedTuple):
 
 
 class ChoiceStatus(IntEnum):
-    """What became of a row: a token, or the reason why there is none."""
+    """Whether a row has a token, or why it has none."""
 
     CHOSEN = 0
     NOT_FINITE = 1

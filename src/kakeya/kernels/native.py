@@ -1,4 +1,4 @@
-"""The door to the native kernels: checks tensors, allocates results, hands addresses over."""
+"""The door to the native kernels: checks tensors, allocates results, passes addresses."""
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kakeya.errors import ConfigError, CorruptCheckpoint
+from kakeya.kernels.checks import address, check_angles, check_pool, check_segments, describe, row_count
 from kakeya.kernels.choice import Choice, ChoiceRequest
 from kakeya.kernels.network import AttentionContext, Network, NetworkLayer, NetworkShape
 from kakeya.types import KernelChoice
@@ -17,13 +18,12 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 LAYOUT = 1
-"""Names the order of packed weights: raise it with every change, so that none packed before are read."""
+"""The version of the layout of packed weights. Raise it with every change: older packs are then not read."""
 
 GROUP = 32
 """Columns that share one scale, in weights and in quantized activations."""
 
 _FLOAT = torch.float32
-_POOL_TYPES = (torch.float32, torch.bfloat16)
 # In the order of the native library's list.
 FORMATS = {
     name: index
@@ -48,7 +48,7 @@ _ACTIVATIONS = {"silu": False, "gelu_tanh": True}
 
 
 def load(choice: KernelChoice) -> "Kernels | None":
-    """The native kernels, or None where torch is to compute.
+    """The native kernels, or None where torch computes.
 
     AUTO gives None when the library was not built; NATIVE then raises ConfigError with the reason.
     """
@@ -126,12 +126,12 @@ class Kernels:
         if bits not in _AFFINE:
             raise ValueError(f"bits must be 4 or 8, got {bits}")
         if q.dtype is not torch.uint8 or q.dim() != 2 or q.shape[1] % GROUP or q.shape[1] == 0:
-            raise ValueError(f"q must be uint8 [N, K] with K a multiple of {GROUP}, got {_describe(q)}")
+            raise ValueError(f"q must be uint8 [N, K] with K a multiple of {GROUP}, got {describe(q)}")
         outputs, columns = q.shape
         for name, part in (("scale", scale), ("minimum", minimum)):
             if part.dtype is not torch.float16 or part.shape != (outputs, columns // GROUP):
                 raise ValueError(
-                    f"{name} must be float16 [{outputs}, {columns // GROUP}], got {_describe(part)}"
+                    f"{name} must be float16 [{outputs}, {columns // GROUP}], got {describe(part)}"
                 )
         code = _AFFINE[bits]
         data = torch.empty(self._native.packed_bytes(code, outputs, columns), dtype=torch.uint8)
@@ -157,9 +157,8 @@ class Kernels:
         outputs = _block_rows(block_format, blocks, columns)
         size = self._native.packed_bytes(code, outputs, columns)
         data = torch.empty(size, dtype=torch.uint8) if out is None else out
-        if data.dtype is not torch.uint8 or data.shape != (size,) or not data.is_contiguous():
-            raise ValueError(f"out must be contiguous uint8 [{size}], got {_describe(data)}")
-        if not self._native.pack_blocks(code, outputs, columns, blocks.data_ptr(), data.data_ptr()):
+        out_at = address(data, "out", (size,), torch.uint8)
+        if not self._native.pack_blocks(code, outputs, columns, blocks.data_ptr(), out_at):
             raise CorruptCheckpoint("scales that are not finite numbers")
         return PackedPart(code, outputs, data)
 
@@ -179,7 +178,7 @@ class Kernels:
         defines them."""
         self._check_columns(part, columns)
         if ids.dtype is not torch.int64 or ids.dim() != 1 or not ids.is_contiguous():
-            raise ValueError(f"ids must be contiguous int64 [n], got {_describe(ids)}")
+            raise ValueError(f"ids must be contiguous int64 [n], got {describe(ids)}")
         last = part.outputs - 1
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) <= last:
             raise ValueError(f"ids must be from 0 to {last}, got {int(ids.min())} to {int(ids.max())}")
@@ -194,7 +193,7 @@ class Kernels:
     ) -> Tensor:
         """residual + x w^T + bias, as [M, N]: x [M, K] is rounded to 8 bits, by groups of 32 columns or of
         256 as the format asks; the products are exact integers, their sums float32."""
-        rows = _rows_of(x, w.columns)
+        rows = row_count(x, w.columns)
         y = torch.empty((rows, w.outputs), dtype=_FLOAT)
         if rows:
             self._native.linear(
@@ -202,8 +201,8 @@ class Kernels:
                 x.data_ptr(),
                 x.stride(0),
                 rows,
-                0 if bias is None else _address(bias, (w.outputs,), "bias"),
-                0 if residual is None else _address(residual, (rows, w.outputs), "residual"),
+                0 if bias is None else address(bias, "bias", (w.outputs,)),
+                0 if residual is None else address(residual, "residual", (rows, w.outputs)),
                 y.data_ptr(),
             )
         return y
@@ -211,17 +210,10 @@ class Kernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight for each row of x [M, K]."""
         columns = weight.shape[0]
-        rows = _rows_of(x, columns)
+        rows = row_count(x, columns)
         y = torch.empty((rows, columns), dtype=_FLOAT)
-        self._native.rms_norm(
-            x.data_ptr(),
-            x.stride(0),
-            rows,
-            columns,
-            _address(weight, (columns,), "weight"),
-            eps,
-            y.data_ptr(),
-        )
+        weight_at = address(weight, "weight", (columns,))
+        self._native.rms_norm(x.data_ptr(), x.stride(0), rows, columns, weight_at, eps, y.data_ptr())
         return y
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
@@ -233,8 +225,8 @@ class Kernels:
         if width % 2:
             raise ValueError(f"gate_up must have an even number of columns, got {width}")
         y = torch.empty((rows, width // 2), dtype=_FLOAT)
-        address = _address(gate_up, (rows, width), "gate_up")
-        self._native.gated(address, rows, width // 2, _ACTIVATIONS[activation], y.data_ptr())
+        gate_up_at = address(gate_up, "gate_up", (rows, width))
+        self._native.gated(gate_up_at, rows, width // 2, _ACTIVATIONS[activation], y.data_ptr())
         return y
 
     def attend(
@@ -268,9 +260,9 @@ class Kernels:
         kv_heads = k.shape[1]
         slabs, layers, _, _, slots, _ = pool.shape
         self._check_heads(q, k, v)
-        _check_pool(pool, (2, kv_heads, slots, head_dim), layer, capacity)
-        _check_segments(segments, sinks)
-        _check_angles((cos, sin, sink_cos, sink_sin), (rows, head_dim // 2))
+        check_pool(pool, (2, kv_heads, slots, head_dim), layer, capacity)
+        check_segments(segments, sinks)
+        check_angles((cos, sin, sink_cos, sink_sin), (rows, head_dim // 2))
         out = torch.empty((rows, heads * head_dim), dtype=_FLOAT)
         rows_at = (q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0))
         angles_at = (cos.data_ptr(), sin.data_ptr(), sink_cos.data_ptr(), sink_sin.data_ptr())
@@ -285,7 +277,7 @@ class Kernels:
         """One token for each row of logits [rows, vocab], which may be views of one another."""
         assert len(logits) == len(requests), f"{len(logits)} rows of logits for {len(requests)} requests"
         vocab_size = logits.shape[1]
-        _rows_of(logits, vocab_size, "logits")
+        row_count(logits, vocab_size, "logits")
         if not requests:
             return []
         if not vocab_size:
@@ -308,15 +300,15 @@ class Kernels:
     def run_network(self, network: Network, hidden: Tensor, attention: AttentionContext) -> None:
         """Change hidden, float32 [rows, hidden], to what it is after the last layer; writes to the pool."""
         shape = network.shape
-        rows = _rows_of(hidden, shape.hidden, "hidden")
-        _address(hidden, (rows, shape.hidden), "hidden")
+        rows = row_count(hidden, shape.hidden, "hidden")
+        address(hidden, "hidden", (rows, shape.hidden))
         plane = (2, shape.kv_heads, attention.pool.shape[4], shape.head_dim)
-        _check_pool(attention.pool, plane, len(network.layers) - 1, attention.capacity)
-        _check_segments(attention.segments, attention.sinks)
+        check_pool(attention.pool, plane, len(network.layers) - 1, attention.capacity)
+        check_segments(attention.segments, attention.sinks)
         if len(attention.tables) != len(network.layers):
             raise ValueError(f"{len(attention.tables)} tables for {len(network.layers)} layers")
         for tables in {id(four): four for four in attention.tables}.values():
-            _check_angles(tables, (rows, shape.head_dim // 2))
+            check_angles(tables, (rows, shape.head_dim // 2))
         self._native.run_network(network.handle, *attention.arguments(), rows, hidden.data_ptr())
 
     def _check_columns(self, part: PackedPart, columns: int) -> None:
@@ -330,11 +322,11 @@ class Kernels:
         if not self.supports_head_dim(head_dim):
             raise ValueError(f"head_dim must be a multiple of 16 up to {self._max_head_dim}, got {head_dim}")
         if k.shape != v.shape or k.shape[0] != rows or k.shape[2] != head_dim or heads % k.shape[1]:
-            raise ValueError(f"q, k and v do not fit: {_describe(q)}, {_describe(k)}, {_describe(v)}")
+            raise ValueError(f"q, k and v do not fit: {describe(q)}, {describe(k)}, {describe(v)}")
         for heads_of in (q, k, v):
             if heads_of.dtype is not _FLOAT or heads_of.stride()[1:] != (head_dim, 1):
                 raise ValueError(
-                    f"q, k and v must be float32 with contiguous heads, got {_describe(heads_of)}"
+                    f"q, k and v must be float32 with contiguous heads, got {describe(heads_of)}"
                 )
 
 
@@ -352,49 +344,6 @@ def _block_rows(block_format: str, blocks: Tensor, columns: int) -> int:
     if blocks.dtype is not torch.uint8 or not fits or not blocks.is_contiguous():
         raise ValueError(
             f"{columns} columns of {block_format} must be contiguous uint8 [rows, {row_bytes}], "
-            f"got {_describe(blocks)}"
+            f"got {describe(blocks)}"
         )
     return blocks.shape[0]
-
-
-def _check_pool(pool: Tensor, plane: tuple[int, int, int, int], layer: int, capacity: int) -> None:
-    if pool.dtype not in _POOL_TYPES or not pool.is_contiguous() or pool.shape[2:] != plane:
-        raise ValueError(
-            f"pool must be contiguous float32 or bfloat16 [slabs, layers, {', '.join(map(str, plane))}], "
-            f"got {_describe(pool)}"
-        )
-    if not 0 <= layer < pool.shape[1] or capacity > plane[2]:
-        raise ValueError(f"layer {layer} and capacity {capacity} do not fit the pool {_describe(pool)}")
-
-
-def _check_segments(segments: Tensor, sinks: Tensor) -> None:
-    fits = segments.dtype is sinks.dtype is torch.int64 and segments.shape == (sinks.shape[0], 4)
-    if not fits or not segments.is_contiguous() or not sinks.is_contiguous():
-        raise ValueError(
-            "segments and sinks must be contiguous int64 [n, 4] and [n], "
-            f"got {_describe(segments)} and {_describe(sinks)}"
-        )
-
-
-def _check_angles(tables: tuple[Tensor, ...], shape: tuple[int, int]) -> None:
-    for table in tables:
-        if table.dtype is not _FLOAT or table.shape != shape or not table.is_contiguous():
-            raise ValueError(f"cos and sin must be contiguous float32 {list(shape)}, got {_describe(table)}")
-
-
-def _rows_of(x: Tensor, columns: int, name: str = "x") -> int:
-    """The number of rows of a float32 [rows, columns] whose rows are contiguous."""
-    if x.dtype is not _FLOAT or x.dim() != 2 or x.shape[1] != columns or x.stride(1) != 1:
-        raise ValueError(f"{name} must be float32 [rows, {columns}] with contiguous rows, got {_describe(x)}")
-    return x.shape[0]
-
-
-def _address(tensor: Tensor, shape: tuple[int, ...], name: str) -> int:
-    if tensor.dtype is not _FLOAT or tensor.shape != shape or not tensor.is_contiguous():
-        raise ValueError(f"{name} must be contiguous float32 {list(shape)}, got {_describe(tensor)}")
-    return tensor.data_ptr()
-
-
-def _describe(tensor: Tensor) -> str:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return f"{dtype} {list(tensor.shape)} with strides {list(tensor.stride())}"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kakeya.kernels.checks import address
+
 if TYPE_CHECKING:
     from kakeya.kernels.native import PackedMatrix
 
@@ -23,7 +25,7 @@ class NetworkProjection:
             raise ValueError(
                 f"{name} must be [{outputs}, {columns}], got [{self.matrix.outputs}, {self.matrix.columns}]"
             )
-        return self.matrix.handle, address(self.bias, f"the bias of {name}", outputs)
+        return self.matrix.handle, _vector(self.bias, f"the bias of {name}", outputs)
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,12 @@ class NetworkLayer:
         query_norm, key_norm = (query, key) if shape.norms_span_heads else (shape.head_dim, shape.head_dim)
         return (
             [
-                address(self.input_norm, "input_norm", hidden),
-                address(self.query_norm, "query_norm", query_norm),
-                address(self.key_norm, "key_norm", key_norm),
-                address(self.post_attention_norm, "post_attention_norm", hidden),
-                address(self.mlp_norm, "mlp_norm", hidden),
-                address(self.post_mlp_norm, "post_mlp_norm", hidden),
+                _vector(self.input_norm, "input_norm", hidden),
+                _vector(self.query_norm, "query_norm", query_norm),
+                _vector(self.key_norm, "key_norm", key_norm),
+                _vector(self.post_attention_norm, "post_attention_norm", hidden),
+                _vector(self.mlp_norm, "mlp_norm", hidden),
+                _vector(self.post_mlp_norm, "post_mlp_norm", hidden),
             ],
             self.qkv.arguments("qkv", query + 2 * key, hidden),
             self.output.arguments("output", hidden, query),
@@ -109,11 +111,6 @@ class AttentionContext:
         return (tables, *pool, *segments, self.capacity, self.scale, self.softcap)
 
 
-def address(tensor: Tensor | None, name: str, size: int) -> int:
-    """Of a contiguous float32 vector; 0 for none."""
-    if tensor is None:
-        return 0
-    if tensor.dtype is not torch.float32 or tensor.shape != (size,) or not tensor.is_contiguous():
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        raise ValueError(f"{name} must be contiguous float32 [{size}], got {dtype} {list(tensor.shape)}")
-    return tensor.data_ptr()
+def _vector(tensor: Tensor | None, name: str, size: int) -> int:
+    """The address of a float32 vector; 0 for none."""
+    return 0 if tensor is None else address(tensor, name, (size,))

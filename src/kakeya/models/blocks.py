@@ -7,7 +7,7 @@ column and, in the formats of 256 columns, a factor and perhaps an offset for ea
     weight = level * (scale * factor) - minimum * offset   256 columns
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
@@ -18,8 +18,8 @@ from torch import Tensor
 from kakeya.errors import CorruptCheckpoint
 from kakeya.kernels.native import BLOCK_BYTES
 
-# Rows are expanded a slice at a time: on a CPU so that the temporaries stay in the cache, on a device so that
-# they stay small beside the model.
+# Rows are expanded a slice at a time, so that temporaries stay in a CPU's cache, or small beside the model on
+# a device.
 _CPU_SLICE_ELEMENTS = 1 << 19
 DEVICE_SLICE_ELEMENTS = 1 << 22
 
@@ -120,14 +120,14 @@ class BlockTensor:
 
 
 def row_slices(shape: tuple[int, int], elements: int) -> Iterator[slice]:
-    """All rows of a matrix, at most so many elements at a time."""
+    """All rows of a matrix, at most `elements` elements at a time."""
     rows, columns = shape
     step = max(1, elements // columns)
     for start in range(0, rows, step):
         yield slice(start, start + step)
 
 
-class _Integers(NamedTuple):
+class Integers(NamedTuple):
     """The integers of n blocks. Where factors or offsets are None, a block has one scale or minimum."""
 
     levels: Tensor  # [n, columns]
@@ -137,14 +137,14 @@ class _Integers(NamedTuple):
 
 def _expand(form: BlockFormat, blocks: Tensor) -> Tensor:
     """Blocks [n, bytes] to weights, float32 [n, columns]."""
-    integers = _UNPACKERS[form](blocks)
-    scale = _power_of_two(blocks) if form.scale_at is None else _float16(blocks, form.scale_at)
+    integers = unpack(form, blocks)
+    scale = _power_of_two(blocks) if form.scale_at is None else float16_at(blocks, form.scale_at)
     if integers.factors is not None:
         scale = scale * integers.factors.float()
     weights = integers.levels.view(*scale.shape, -1).float()
     weights.mul_(scale.unsqueeze(-1))
     if form.minimum_at is not None:
-        minimum = _float16(blocks, form.minimum_at)
+        minimum = float16_at(blocks, form.minimum_at)
         if integers.offsets is None:
             weights.add_(minimum.unsqueeze(-1))
         else:
@@ -152,7 +152,44 @@ def _expand(form: BlockFormat, blocks: Tensor) -> Tensor:
     return weights.view(-1, form.columns)
 
 
-def _float16(blocks: Tensor, at: int) -> Tensor:
+def unpack(form: BlockFormat, blocks: Tensor) -> Integers:
+    """The integers of blocks [n, bytes]."""
+    match form:
+        case BlockFormat.Q4_0:
+            return Integers(_centred(_fields(blocks[:, 2:], 16, 4), 8))
+        case BlockFormat.Q4_1:
+            return Integers(_fields(blocks[:, 4:], 16, 4))
+        case BlockFormat.Q5_0:
+            return Integers(_centred(_five_bits(blocks[:, 2:]), 16))
+        case BlockFormat.Q5_1:
+            return Integers(_five_bits(blocks[:, 4:]))
+        case BlockFormat.Q8_0:
+            return Integers(blocks[:, 2:].contiguous().view(torch.int8))
+        case BlockFormat.Q2_K:
+            return Integers(_fields(blocks[:, 16:80], 32, 2), blocks[:, :16] & 0x0F, blocks[:, :16] >> 4)
+        case BlockFormat.Q3_K:
+            levels = _fields(blocks[:, 32:96], 32, 2).add_(_fields(blocks[:, :32], 32, 1), alpha=4)
+            factors = _fields(blocks[:, 96:104], 8, 4).add_(_fields(blocks[:, 104:108], 4, 2), alpha=16)
+            return Integers(_centred(levels, 4), _centred(factors, 32))
+        case BlockFormat.Q4_K:
+            return Integers(_fields(blocks[:, 16:], 32, 4), *_six_bit_pairs(blocks[:, 4:16]))
+        case BlockFormat.Q5_K:
+            levels = _fields(blocks[:, 48:], 32, 4).add_(_fields(blocks[:, 16:48], 32, 1), alpha=16)
+            return Integers(levels, *_six_bit_pairs(blocks[:, 4:16]))
+        case BlockFormat.Q6_K:
+            levels = _fields(blocks[:, :128], 64, 4).add_(_fields(blocks[:, 128:192], 32, 2), alpha=16)
+            return Integers(_centred(levels, 32), blocks[:, 192:208].contiguous().view(torch.int8))
+        case BlockFormat.IQ4_NL:
+            return Integers(_looked_up(_fields(blocks[:, 2:], 16, 4), _IQ4_LEVELS))
+        case BlockFormat.IQ4_XS:
+            factors = _fields(blocks[:, 4:8], 1, 4).add_(_fields(blocks[:, 2:4], 1, 2), alpha=16)
+            levels = _looked_up(_fields(blocks[:, 8:], 16, 4), _IQ4_LEVELS)
+            return Integers(levels, _centred(factors, 32))
+        case BlockFormat.MXFP4:
+            return Integers(_looked_up(_fields(blocks[:, 1:], 16, 4), _MXFP4_LEVELS))
+
+
+def float16_at(blocks: Tensor, at: int) -> Tensor:
     """The float16 at a place of every block, float32 [n, 1]."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
@@ -183,49 +220,9 @@ def _looked_up(places: Tensor, table: tuple[int, ...]) -> Tensor:
     return levels[places.int()]
 
 
-def _unpack_q4_0(blocks: Tensor) -> _Integers:
-    return _Integers(_centred(_fields(blocks[:, 2:], 16, 4), 8))
-
-
-def _unpack_q4_1(blocks: Tensor) -> _Integers:
-    return _Integers(_fields(blocks[:, 4:], 16, 4))
-
-
-def _unpack_q5_0(blocks: Tensor) -> _Integers:
-    return _Integers(_centred(_five_bits(blocks[:, 2:]), 16))
-
-
-def _unpack_q5_1(blocks: Tensor) -> _Integers:
-    return _Integers(_five_bits(blocks[:, 4:]))
-
-
 def _five_bits(packed: Tensor) -> Tensor:
     """The fifth bits of 32 columns, in order, then their low halves."""
     return _fields(packed[:, 4:], 16, 4).add_(_fields(packed[:, :4], 1, 1), alpha=16)
-
-
-def _unpack_q8_0(blocks: Tensor) -> _Integers:
-    return _Integers(blocks[:, 2:].contiguous().view(torch.int8))
-
-
-def _unpack_q2_k(blocks: Tensor) -> _Integers:
-    halves = blocks[:, :16]
-    return _Integers(_fields(blocks[:, 16:80], 32, 2), halves & 0x0F, halves >> 4)
-
-
-def _unpack_q3_k(blocks: Tensor) -> _Integers:
-    levels = _fields(blocks[:, 32:96], 32, 2).add_(_fields(blocks[:, :32], 32, 1), alpha=4)
-    factors = _fields(blocks[:, 96:104], 8, 4).add_(_fields(blocks[:, 104:108], 4, 2), alpha=16)
-    return _Integers(_centred(levels, 4), _centred(factors, 32))
-
-
-def _unpack_q4_k(blocks: Tensor) -> _Integers:
-    return _Integers(_fields(blocks[:, 16:], 32, 4), *_six_bit_pairs(blocks[:, 4:16]))
-
-
-def _unpack_q5_k(blocks: Tensor) -> _Integers:
-    levels = _fields(blocks[:, 48:], 32, 4).add_(_fields(blocks[:, 16:48], 32, 1), alpha=16)
-    return _Integers(levels, *_six_bit_pairs(blocks[:, 4:16]))
 
 
 def _six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -239,39 +236,3 @@ def _six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
     factors = torch.cat([first[:, :4] & 0x3F, (others & 0x0F) | upper[:, :4]], dim=1)
     offsets = torch.cat([first[:, 4:] & 0x3F, (others >> 4) | upper[:, 4:]], dim=1)
     return factors, offsets
-
-
-def _unpack_q6_k(blocks: Tensor) -> _Integers:
-    levels = _fields(blocks[:, :128], 64, 4).add_(_fields(blocks[:, 128:192], 32, 2), alpha=16)
-    return _Integers(_centred(levels, 32), blocks[:, 192:208].contiguous().view(torch.int8))
-
-
-def _unpack_iq4_nl(blocks: Tensor) -> _Integers:
-    return _Integers(_looked_up(_fields(blocks[:, 2:], 16, 4), _IQ4_LEVELS))
-
-
-def _unpack_iq4_xs(blocks: Tensor) -> _Integers:
-    factors = _fields(blocks[:, 4:8], 1, 4).add_(_fields(blocks[:, 2:4], 1, 2), alpha=16)
-    levels = _looked_up(_fields(blocks[:, 8:], 16, 4), _IQ4_LEVELS)
-    return _Integers(levels, _centred(factors, 32))
-
-
-def _unpack_mxfp4(blocks: Tensor) -> _Integers:
-    return _Integers(_looked_up(_fields(blocks[:, 1:], 16, 4), _MXFP4_LEVELS))
-
-
-_UNPACKERS: dict[BlockFormat, Callable[[Tensor], _Integers]] = {
-    BlockFormat.Q4_0: _unpack_q4_0,
-    BlockFormat.Q4_1: _unpack_q4_1,
-    BlockFormat.Q5_0: _unpack_q5_0,
-    BlockFormat.Q5_1: _unpack_q5_1,
-    BlockFormat.Q8_0: _unpack_q8_0,
-    BlockFormat.Q2_K: _unpack_q2_k,
-    BlockFormat.Q3_K: _unpack_q3_k,
-    BlockFormat.Q4_K: _unpack_q4_k,
-    BlockFormat.Q5_K: _unpack_q5_k,
-    BlockFormat.Q6_K: _unpack_q6_k,
-    BlockFormat.IQ4_NL: _unpack_iq4_nl,
-    BlockFormat.IQ4_XS: _unpack_iq4_xs,
-    BlockFormat.MXFP4: _unpack_mxfp4,
-}

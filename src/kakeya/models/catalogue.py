@@ -28,8 +28,8 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ModelListing:
-    """One line of `kakeya models`. `path` is where the model is, None while it is not fetched; what is not
-    of the catalogue has no `entry`."""
+    """One line of `kakeya models`. `path` is None until the model is fetched. Only models of the catalogue
+    have an `entry`."""
 
     name: str
     description: str
@@ -42,7 +42,7 @@ class ModelListing:
 def resolve(name: str, progress: Progress = silent, config: EngineConfig | None = None) -> Path:
     """The local file or folder that `name` means: a catalogue name, a path, DIR:QUANT or a hub id.
 
-    What is not here yet is fetched. What is here is used without any network.
+    What is not here yet is fetched. What is here is used without the network.
     Raises ModelNotFound when nothing matches, DownloadFailed when the fetch broke, and ConfigError when a
     model of the catalogue needs more memory than is free, with the window and formats of `config`.
     """
@@ -53,7 +53,7 @@ def resolve(name: str, progress: Progress = silent, config: EngineConfig | None 
 
 
 def pull(name: str = DEFAULT_MODEL, progress: Progress = silent) -> Path:
-    """Have `name` in the cache and whole: what is there already has its digests checked again."""
+    """Fetch `name` into the cache. If it is there already, check its digests again."""
     if (path := _local_path(name)) is not None:
         return path
     source = _source_of(name, None)
@@ -67,7 +67,7 @@ def pull(name: str = DEFAULT_MODEL, progress: Progress = silent) -> Path:
 
 
 def quant_taken(name: str, path: Path) -> str | None:
-    """The quant that a bare `org/name` came to mean; None where nothing was chosen."""
+    """The quant that was chosen for a bare `org/name`; None where there was no choice."""
     repository = hub.parse(name)
     if repository is None or str(repository) != repository.hub_id or path != repository.fetched_path():
         return None

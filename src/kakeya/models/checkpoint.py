@@ -13,7 +13,7 @@ from kakeya.models.gguf_names import models_in
 from kakeya.models.safetensors_dir import SafetensorsDirectory
 from kakeya.types import TokenizerFiles
 
-# gguf_file.MAGIC, said again: the readers of GGUF need a package that safetensors do without.
+# As gguf_file.MAGIC, which is not imported here: it needs a package that safetensors do without.
 _GGUF_MAGIC = b"GGUF"
 
 
@@ -37,9 +37,9 @@ class Checkpoint(Protocol):
     def tensor(self, name: str, order: Tensor | None = None) -> Tensor | BlockTensor:
         """The tensor of that Hugging Face name, for instance "model.layers.0.self_attn.q_proj.weight".
 
-        `order`: which of its rows comes where (for a vector, which element); None for as they are.
-        It may be a view of the file: do not write to it. Raises CorruptCheckpoint when it is missing or
-        unreadable, UnsupportedModel when its element type is not supported.
+        `order` reorders its rows (the elements of a vector). It may be a view of the file: do not write to
+        it. Raises CorruptCheckpoint when it is missing or unreadable, UnsupportedModel when its element type
+        is not supported.
         """
 
     def release(self) -> None:

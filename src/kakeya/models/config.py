@@ -1,10 +1,11 @@
-"""What a decoder looks like, whatever file it came from."""
+"""The configuration of a decoder, whatever file it came from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from kakeya.errors import CorruptCheckpoint, UnsupportedModel
+from kakeya.models.fields import Fields
 from kakeya.models.rope import RopeConfig
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -13,7 +14,7 @@ QkNorm = Literal["head", "width"]  # each head on its own, or all heads of a row
 
 @dataclass(frozen=True)
 class Family:
-    """What every checkpoint of a family has in common and its config file does not say."""
+    """What all checkpoints of a family have in common and their config files do not say."""
 
     name: str
     qkv_bias: bool = False
@@ -82,7 +83,7 @@ class LayerHeads:
 
 
 def refuse_gemma4_small(source: str, per_layer_size: int, shared_layers: int) -> None:
-    """E2B and E4B: raises UnsupportedModel with what they have and we do not."""
+    """Raises UnsupportedModel for E2B and E4B, naming what they have and we do not."""
     if per_layer_size:
         raise UnsupportedModel(
             f"{source}: Gemma 4 with an embedding for each layer ({per_layer_size} numbers a token) is not "
@@ -95,8 +96,13 @@ def refuse_gemma4_small(source: str, per_layer_size: int, shared_layers: int) ->
         )
 
 
+def granite_scale(fields: Fields, family: Family, name: str) -> float:
+    """One of Granite's numbers; 1 where the file has none, and for every other family."""
+    return fields.positive(name, 1.0) if family.name == "granite" else 1.0
+
+
 def slab_heads(layer_heads: Sequence[LayerHeads], kv_heads: int, head_dim: int) -> int:
-    """How many key heads of `head_dim` make up the place of a layer in a slab: of the largest layer."""
+    """How many key heads of `head_dim` a layer of a slab has room for: as many as the largest layer needs."""
     largest = max((each.kv_heads * each.head_dim for each in layer_heads), default=kv_heads * head_dim)
     if largest % max(head_dim, 1):
         raise UnsupportedModel(f"heads of {head_dim} do not fill a slab of {largest} numbers a token")
@@ -117,8 +123,7 @@ _SIZES = (
 
 @dataclass(frozen=True)
 class QueryTemperature:
-    """Queries grow by 1 + beta * ln(1 + floor(t / positions)), t being the position a query is seen at: below
-    `positions` not at all."""
+    """Queries at position t are multiplied by 1 + beta * ln(1 + floor(t / positions))."""
 
     beta: float
     positions: int
@@ -140,7 +145,7 @@ class ModelConfig:
     norm_offset: float  # added to every stored norm weight
     activation: Activation
     attention_bias: bool  # on q, k and v
-    output_bias: bool  # on the attention's output product
+    output_bias: bool  # on the attention's output projection
     mlp_bias: bool
     qk_norm: QkNorm | None
     post_norms: bool

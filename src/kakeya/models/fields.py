@@ -32,9 +32,12 @@ class Fields:
     def raw(self, name: str) -> Any:
         return self._values.get(name)
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self.maybe_integer(name)
-        return self._required(name, value if value is not None else default)
+    def integer(self, name: str, default: int | None = None, *, least: int | None = None) -> int:
+        stated = self.maybe_integer(name)
+        value = self._found(name, stated if stated is not None else default)
+        if least is not None and value < least:
+            raise self._wrong(name, f"at least {least}", value)
+        return value
 
     def maybe_integer(self, name: str) -> int | None:
         value = self.raw(name)
@@ -46,7 +49,13 @@ class Fields:
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.maybe_number(name)
-        return self._required(name, value if value is not None else default)
+        return self._found(name, value if value is not None else default)
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        value = self.number(name, default)
+        if value <= 0:
+            raise self._wrong(name, "positive", value)
+        return value
 
     def maybe_number(self, name: str) -> float | None:
         value = self.raw(name)
@@ -66,7 +75,7 @@ class Fields:
 
     def text(self, name: str, default: str | None = None) -> str:
         value = self.maybe_text(name)
-        return self._required(name, value if value is not None else default)
+        return self._found(name, value if value is not None else default)
 
     def maybe_text(self, name: str) -> str | None:
         value = self.raw(name)
@@ -99,7 +108,7 @@ class Fields:
 
     def numbers(self, name: str) -> tuple[float, ...]:
         """A list of numbers that must be there."""
-        values = self._required(name, self.raw(name))
+        values = self.required(name)
         if not isinstance(values, list):
             raise self._wrong(name, "a list of numbers", values)
         return tuple(Fields({name: value}, self._source).number(name) for value in values)
@@ -112,7 +121,10 @@ class Fields:
             raise self._wrong(name, "a token id or a list of them", value)
         return tuple(ids)
 
-    def _required(self, name: str, value: _T | None) -> _T:
+    def required(self, name: str) -> Any:
+        return self._found(name, self.raw(name))
+
+    def _found(self, name: str, value: _T | None) -> _T:
         if value is None:
             raise CorruptCheckpoint(f"{self._source}: {name} is missing")
         return value

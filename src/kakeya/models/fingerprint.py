@@ -24,8 +24,8 @@ def fingerprint(config: ModelConfig, tensors: Iterable[tuple[str, str, Tensor]])
 
 
 def _facts(config: ModelConfig) -> dict[str, Any]:
-    """The config, without what a model has nothing to say about: fields that came with later families leave
-    the ids of earlier ones, and so the sessions that were saved under them, as they are."""
+    """The config without fields that have their default. So a field that comes with a later family does not
+    change the ids of earlier models, nor lose the sessions that were saved under them."""
     facts = dataclasses.asdict(config)
     for field in dataclasses.fields(config):
         if field.default is not dataclasses.MISSING and getattr(config, field.name) == field.default:

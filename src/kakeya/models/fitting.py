@@ -10,9 +10,9 @@ from kakeya.types import BackendChoice, DType, WeightFormat
 
 # An empty process of ours: Python, torch, the tokenizer, buffers of a step. About 310 MB on Linux.
 PROCESS_BYTES = 350_000_000
-# What packed weights take over the file's own bytes: scales in whole bytes, some rows of the embedding.
+# How much larger packed weights are than the file: scales in whole bytes, some rows of the embedding.
 PACKED_OVER_FILE = 1.1
-# Weights that are asked for in another format; integers have two 16-bit numbers for each group of 32.
+# For weights in another format than the file's; integers have two 16-bit numbers for each group of 32.
 BYTES_PER_PARAMETER = {
     WeightFormat.FLOAT32: 4.0,
     WeightFormat.BF16: 2.0,
@@ -44,12 +44,12 @@ class Geometry:
 
     @property
     def token_parameters(self) -> int:
-        """Parameters that a token which is answered reads: of an embedding that is no head only one row."""
+        """Parameters that decoding a token reads: only one row of an embedding that is not also the head."""
         return self.parameters - (0 if self.tied_head else self.embedding)
 
     @property
     def prompt_parameters(self) -> int:
-        """Parameters that each token of a prompt is multiplied with: of a prompt only the last has a head."""
+        """Parameters that each prompt token is multiplied with: only the last one needs the head."""
         return self.token_parameters - self.embedding
 
 
@@ -100,9 +100,9 @@ def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 
 def _is_for_a_device(config: EngineConfig) -> bool:
-    """Whether a device will hold weights and slabs; it has an arithmetic of its own when it is opened."""
+    """Whether a device will hold weights and slabs. Its memory is checked when it is opened."""
     if config.backend is BackendChoice.AUTO:
-        import torch  # here, for a model that fits needs nobody to look
+        import torch  # here, because a model that fits does not need it
 
         return torch.cuda.is_available()
     return config.backend is BackendChoice.CUDA

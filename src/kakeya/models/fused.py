@@ -1,4 +1,4 @@
-"""A decoder's layers as one native call, for networks that the kernels know in whole."""
+"""Runs a decoder's layers as one native call, where the kernels can compute all of them."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,8 @@ from kakeya.models.linear import Linear, PackedLinear
 
 
 def fused_network(kernels: Kernels, config: ModelConfig, layers: Sequence[Layer[Linear]]) -> Network | None:
-    """The layers in one, or None where some of what they do is not native.
-
-    Each operation is then called alone, with the same bits.
-    """
+    """All layers in one, or None where an operation is not native. Each is then called alone, with the same
+    bits."""
     if config.layer_heads or config.value_norm or config.query_temperature is not None:
         return None
     if not kernels.supports_head_dim(config.head_dim) or any(layer.scalar is not None for layer in layers):
@@ -28,9 +26,9 @@ def fused_network(kernels: Kernels, config: ModelConfig, layers: Sequence[Layer[
         eps=config.norm_eps,
         gelu=config.activation == "gelu_tanh",
     )
-    made = [_layer(*each) for each in zip(layers, config.layer_windows, strict=True)]
-    whole = [layer for layer in made if layer is not None]
-    return kernels.network(shape, whole) if len(whole) == len(made) else None
+    native = [_layer(*each) for each in zip(layers, config.layer_windows, strict=True)]
+    whole = [layer for layer in native if layer is not None]
+    return kernels.network(shape, whole) if len(whole) == len(native) else None
 
 
 def _layer(layer: Layer[Linear], local_window: int | None) -> NetworkLayer | None:

@@ -16,8 +16,8 @@ _FLOATS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bf
 def decode(tensor: GgufTensor, raw: Tensor) -> Tensor | BlockTensor:
     """`raw` is uint8 [rows, row_bytes], possibly reordered by rows.
 
-    A matrix of blocks is not looked at: whoever uses it checks it. Raises UnsupportedModel for a type that
-    nothing here can expand, CorruptCheckpoint for a vector that is not finite.
+    The caller checks a matrix of blocks; it is not read here. Raises UnsupportedModel for a type that cannot
+    be expanded, CorruptCheckpoint for a vector that is not finite.
     """
     if tensor.kind in _FLOATS:
         return raw.view(_FLOATS[tensor.kind]).view(tensor.shape)

@@ -89,7 +89,7 @@ class GgufCheckpoint:
         return self._in_order(name, vector, order)
 
     def _in_order(self, name: str, rows: Tensor, order: Tensor | None) -> Tensor:
-        """First as other files have them, then as was asked for."""
+        """Rows in the order of other files, then in the order that was asked for."""
         heads = self._interleaved_heads(name)
         if heads is not None:
             if rows.shape[0] % (2 * heads):

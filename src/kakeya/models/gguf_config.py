@@ -10,6 +10,7 @@ from kakeya.models.config import (
     LayerHeads,
     ModelConfig,
     QueryTemperature,
+    granite_scale,
     refuse_gemma4_small,
     slab_heads,
     unsupported_architecture,
@@ -46,10 +47,10 @@ def config_from_gguf(
     is_local = _local_layers(fields, family, layers)
     layer_heads = _layer_heads(fields, family, is_local, tensor_names)
     global_dim = fields.integer("attention.key_length", head_dim)
-    kv_heads = _kv_heads(fields, heads, layer_heads)
+    kv_heads = layer_heads[0].kv_heads if layer_heads else _uniform(fields, "attention.head_count_kv", heads)
     window = fields.integer("attention.sliding_window", 0) or None
     # Folded into the embeddings and the norms: hf_config says why that is the same.
-    residual_scale = _granite_scale(fields, family, "residual_scale")
+    residual_scale = granite_scale(fields, family, "residual_scale")
     return ModelConfig(
         family=family.name,
         vocab_size=vocab_size,
@@ -79,7 +80,7 @@ def config_from_gguf(
         max_positions=fields.integer("context_length"),
         pre_norms=family.pre_norms,
         fused_projections=family.fused,
-        logit_scale=1 / _granite_scale(fields, family, "logit_scale"),
+        logit_scale=1 / granite_scale(fields, family, "logit_scale"),
         query_temperature=_query_temperature(fields, family),
         layer_heads=layer_heads,
         value_norm=family.name == "gemma4",
@@ -119,20 +120,16 @@ def _refuse_other_values(fields: Fields, head_dim: int) -> None:
 
 
 def _head_dim(fields: Fields, family: Family, hidden_per_head: int) -> int:
-    """Gemma 4's files state that of global layers, and that of local ones apart."""
+    """Gemma 4's files state it for global and for local layers; the slab has the local one."""
     head_dim = fields.integer("attention.key_length", hidden_per_head)
     _refuse_other_values(fields, head_dim)
     return fields.integer("attention.key_length_swa", head_dim) if family.name == "gemma4" else head_dim
 
 
-def _kv_heads(fields: Fields, heads: int, layer_heads: tuple[LayerHeads, ...]) -> int:
-    return layer_heads[0].kv_heads if layer_heads else _uniform(fields, "attention.head_count_kv", heads)
-
-
 def _layer_heads(
     fields: Fields, family: Family, is_local: tuple[bool, ...], tensor_names: Collection[str]
 ) -> tuple[LayerHeads, ...]:
-    """Of each layer, where global layers have others than local ones."""
+    """The key heads of each layer, where global and local layers differ."""
     if family.name != "gemma4":
         return ()
     refuse_gemma4_small(
@@ -179,7 +176,7 @@ def _softcap(fields: Fields, family: Family, name: str, gemma2_default: float) -
 
 
 def _local_layers(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
-    """Which layers have the window, if the file has one: those it names, or those the family says."""
+    """Which layers have the window, if there is one: those that the file names, or the family's."""
     stated = fields.raw("attention.sliding_window_pattern")
     if isinstance(stated, list):
         if len(stated) != layers or not all(isinstance(local, bool) for local in stated):
@@ -189,24 +186,12 @@ def _local_layers(fields: Fields, family: Family, layers: int) -> tuple[bool, ..
         return tuple(stated)
     if family.local_pattern is None:
         return (True,) * layers
-    pattern = fields.integer("attention.sliding_window_pattern", family.local_pattern)
-    if pattern < 1:
-        raise CorruptCheckpoint(
-            f"{SOURCE}: attention.sliding_window_pattern must be at least 1, got {pattern}"
-        )
+    pattern = fields.integer("attention.sliding_window_pattern", family.local_pattern, least=1)
     return tuple((layer + 1) % pattern != 0 for layer in range(layers))
 
 
-def _granite_scale(fields: Fields, family: Family, name: str) -> float:
-    """One of Granite's numbers; 1 where the file has none, and for every other family."""
-    value = fields.number(name, 1.0) if family.name == "granite" else 1.0
-    if value <= 0:
-        raise CorruptCheckpoint(f"{SOURCE}: {name} must be positive, got {value}")
-    return value
-
-
 def _embed_scale(fields: Fields, family: Family, hidden: int) -> float:
-    return float(hidden**0.5) if family.gemma else _granite_scale(fields, family, "embedding_scale")
+    return float(hidden**0.5) if family.gemma else granite_scale(fields, family, "embedding_scale")
 
 
 def _query_temperature(fields: Fields, family: Family) -> QueryTemperature | None:

@@ -24,7 +24,7 @@ _STRING, _ARRAY = 8, 9
 # Value type -> struct format; all little-endian.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MAX_DIMENSIONS = 4
-# What a part of a split model says of itself: its place from 0, the number of parts, the tensors of all.
+# Metadata of a part of a split model: its number from 0, how many parts there are, and tensors in all.
 _SPLIT_NUMBER, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
@@ -50,10 +50,9 @@ class GgufTensor:
 class GgufFile:
     """An opened GGUF model: one file, or all parts of a split one whichever of them is named.
 
-    Nothing is copied: tensor bytes are views of the mapping, which they keep alive. The metadata is the
-    first part's. Raises ModelNotFound when a file cannot be opened, CorruptCheckpoint when one is truncated,
-    malformed or does not belong to the others, UnsupportedModel for a version or a tensor type that cannot
-    be read.
+    Nothing is copied: tensor bytes are views of the mapping, which they keep alive. The metadata is that of
+    the first part. Raises ModelNotFound when a file cannot be opened, CorruptCheckpoint when it is truncated,
+    malformed or not a part, UnsupportedModel for a version or a tensor type that cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,7 +81,7 @@ class GgufFile:
         return tuple(part.path for part in self._parts)
 
     def release(self) -> None:
-        """Give back the pages that were read; whoever looks again reads them again."""
+        """Give back the pages that were read. They can be read again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             for part in self._parts:
                 part.data.madvise(mmap.MADV_DONTNEED)
@@ -132,7 +131,6 @@ class _Part:
 
 
 def _open_parts(path: Path) -> list[_Part]:
-    """The parts in order; only one for a model that is not split."""
     named = _Part(path)
     count = named.metadata.get(_SPLIT_COUNT, 1)
     if count in (0, 1):
@@ -154,7 +152,7 @@ def _open_parts(path: Path) -> list[_Part]:
 
 
 def _check_parts(parts: Sequence[_Part]) -> None:
-    """Raises CorruptCheckpoint unless the parts say of themselves that they are these parts."""
+    """Raises CorruptCheckpoint unless the metadata of each part says that it is this part."""
     held = sum(len(part.tensors) for part in parts)
     for index, part in enumerate(parts):
         expected = {_SPLIT_NUMBER: index, _SPLIT_COUNT: len(parts), _SPLIT_TENSORS: held}
@@ -194,7 +192,7 @@ def _header(cursor: "_Cursor") -> tuple[int, int]:
 
 
 def _directory_entry(cursor: "_Cursor") -> GgufTensor:
-    """One directory entry, its offset still counted from the start of the data."""
+    """Its offset still counts from the start of the data."""
     name = cursor.string()
     dimensions = cursor.scalar("I")
     if not 1 <= dimensions <= _MAX_DIMENSIONS:

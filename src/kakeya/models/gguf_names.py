@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from kakeya.errors import ModelNotFound
 
 SUFFIX = ".gguf"
-# What is taken of several when nobody says which: what most people run, its neighbours in size, larger ones.
+# Which of several is taken by default: what most people run, its neighbours in size, then larger ones.
 PREFERRED = (
     "Q4_K_M", "UD-Q4_K_XL", "Q4_K_S", "Q4_K_L", "IQ4_XS", "IQ4_NL", "Q4_1", "Q4_0", "Q4",
     "Q5_K_M", "Q5_K_S", "Q6_K", "Q8_0", "BF16", "F16", "F32",
@@ -23,7 +23,7 @@ _QUANT = re.compile(
     r"(?<![A-Z0-9])((?:UD-)?I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP\d(?:_MOE)?|BF16|FP?16|FP?32)(?=$|[-.])",
     re.IGNORECASE,
 )
-# Files beside a model that are none: projectors for pictures, and statistics a quantizer used.
+# Files beside a model that are not models: projectors for pictures, and statistics for quantizers.
 _COMPANIONS = ("mmproj", "imatrix")
 
 
@@ -100,7 +100,7 @@ def models_in(names: Iterable[str]) -> list[GgufModel]:
 def choose(models: Sequence[GgufModel], tag: str | None, where: str) -> GgufModel:
     """The model of that quant; without a tag the only one, or the first of PREFERRED that there is.
 
-    Raises ModelNotFound, naming `where` one looked and what there is, when it is none, several or incomplete.
+    Raises ModelNotFound, naming `where` and what there is, when there is none, several or a part missing.
     """
     found = matching(models, tag)
     if len(found) > 1:

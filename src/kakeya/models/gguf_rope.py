@@ -53,7 +53,7 @@ def _rotated(fields: Fields, family: Family, head_dim: int) -> int | None:
 
 
 def _local_rope(fields: Fields, family: Family, rope: RopeConfig) -> RopeConfig:
-    """Of layers with their own window: only the global ones are scaled, if any."""
+    """The rope of local layers. Only global layers are scaled."""
     if family.name == "gemma3":
         return RopeConfig(fields.number("rope.freq_base_swa", 10_000.0), rope.head_dim)
     if family.name == "gemma4":

@@ -1,7 +1,7 @@
 """The tokenizer inside a GGUF file, rebuilt as a `tokenizer.json`.
 
-GGUF holds a vocabulary, merges or scores, and the name of the way text is cut before merging. The cutting
-rules themselves are not in the file: they are the ones the named models were published with.
+GGUF holds a vocabulary, merges or scores, and the name of a pre-tokenizer. The rules of the pre-tokenizer are
+not in the file: they are the ones that the named models were published with.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +21,7 @@ from tokenizers import (
 )
 
 from kakeya.errors import CorruptCheckpoint, UnsupportedModel
+from kakeya.models.fields import Fields
 from kakeya.types import TokenizerFiles
 
 _PREFIX = "tokenizer.ggml."
@@ -40,8 +41,8 @@ class TokenType(IntEnum):
 
 
 @dataclass(frozen=True)
-class _Cutting:
-    """How a byte-level model cuts text into words, and what it does with them."""
+class _PreTokenizer:
+    """How a byte-level model cuts text into words before it merges, and what else goes by that name."""
 
     steps: Callable[[], list[Any]]
     whole_words_first: bool = False  # a word that is a token is taken as it is, merges or not
@@ -68,24 +69,25 @@ class _Vocabulary:
 def tokenizer_files(metadata: Mapping[str, Any]) -> TokenizerFiles:
     """Rebuild the tokenizer from a GGUF file's metadata.
 
-    Raises UnsupportedModel for a tokenizer or a cutting rule that is not known here, by name, and
+    Raises UnsupportedModel for a tokenizer or a pre-tokenizer that is not known here, by name, and
     CorruptCheckpoint for metadata that is missing or contradicts itself.
     """
-    vocabulary = _read_vocabulary(metadata)
-    kind = _require(metadata, "model", str)
+    fields = Fields(metadata, "GGUF metadata")
+    vocabulary = _read_vocabulary(fields)
+    kind = fields.text(_PREFIX + "model")
     if kind not in _KINDS:
         raise UnsupportedModel(
             f"GGUF tokenizer {kind!r} is not supported; supported: {', '.join(map(repr, _KINDS))}"
         )
-    tokenizer, adds_bos = _KINDS[kind](vocabulary, metadata)
+    tokenizer, adds_bos = _KINDS[kind](vocabulary, fields)
     # What Phi-3's tokenizer.json says and its GGUF files do not: markers take the space behind them along.
-    swallows = kind == "llama" and metadata.get("general.architecture") == "phi3"
+    swallows = kind == "llama" and fields.raw("general.architecture") == "phi3"
     _add_tokens(tokenizer, vocabulary, swallows)
-    if _optional(metadata, "add_bos_token", bool, adds_bos and vocabulary.bos is not None):
+    if fields.flag(_PREFIX + "add_bos_token", adds_bos and vocabulary.bos is not None):
         _prepend_bos(tokenizer, vocabulary)
     return TokenizerFiles(
         tokenizer_json=tokenizer.to_str().encode(),
-        chat_template=_chat_template(metadata),
+        chat_template=fields.maybe_text("tokenizer.chat_template"),
         bos_token=vocabulary.text(vocabulary.bos),
         eos_token=vocabulary.text(vocabulary.eos),
         unk_token=vocabulary.text(vocabulary.unk),
@@ -132,53 +134,53 @@ def _words(pattern: str) -> Callable[[], list[Any]]:
     return steps
 
 
-_GPT2_CUTTING = _Cutting(_gpt2_words)
-_LLAMA3_CUTTING = _Cutting(_words(_LLAMA3), whole_words_first=True, adds_bos=True)
-_LLAMA3_MERGED = _Cutting(_words(_LLAMA3))
-_QWEN2_CUTTING = _Cutting(_words(_QWEN2), composes=True)
-_DIGITS_CUTTING = _Cutting(_single_digits)
+_GPT2_PRE = _PreTokenizer(_gpt2_words)
+_LLAMA3_PRE = _PreTokenizer(_words(_LLAMA3), whole_words_first=True, adds_bos=True)
+_LLAMA3_MERGED = _PreTokenizer(_words(_LLAMA3))
+_QWEN2_PRE = _PreTokenizer(_words(_QWEN2), composes=True)
+_DIGITS_PRE = _PreTokenizer(_single_digits)
 
-_CUTTINGS = {
-    "default": _GPT2_CUTTING,
-    "gpt-2": _GPT2_CUTTING,
-    "olmo": _GPT2_CUTTING,
-    "smollm": _DIGITS_CUTTING,
-    "refact": _DIGITS_CUTTING,  # Granite 3
-    "starcoder": _DIGITS_CUTTING,
-    "llama-bpe": _LLAMA3_CUTTING,
-    "llama3": _LLAMA3_CUTTING,
-    "llama-v3": _LLAMA3_CUTTING,
-    "falcon3": _LLAMA3_CUTTING,
+_PRE_TOKENIZERS = {
+    "default": _GPT2_PRE,
+    "gpt-2": _GPT2_PRE,
+    "olmo": _GPT2_PRE,
+    "smollm": _DIGITS_PRE,
+    "refact": _DIGITS_PRE,  # Granite 3
+    "starcoder": _DIGITS_PRE,
+    "llama-bpe": _LLAMA3_PRE,
+    "llama3": _LLAMA3_PRE,
+    "llama-v3": _LLAMA3_PRE,
+    "falcon3": _LLAMA3_PRE,
     "dbrx": _LLAMA3_MERGED,  # OLMo 2 and 3, Phi-4, Granite 4
     "smaug-bpe": _LLAMA3_MERGED,  # SmolLM3
-    "gpt-4o": _Cutting(_words(_GPT4O)),  # Phi-4-mini
-    "qwen2": _QWEN2_CUTTING,
-    "deepseek-r1-qwen": _QWEN2_CUTTING,
-    "tekken": _Cutting(_words(_TEKKEN), whole_words_first=True, adds_bos=True),
+    "gpt-4o": _PreTokenizer(_words(_GPT4O)),  # Phi-4-mini
+    "qwen2": _QWEN2_PRE,
+    "deepseek-r1-qwen": _QWEN2_PRE,
+    "tekken": _PreTokenizer(_words(_TEKKEN), whole_words_first=True, adds_bos=True),
 }
 
 
-def _byte_level(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
-    name = _optional(metadata, "pre", str, "default")
-    cutting = _CUTTINGS.get(name)
-    if cutting is None:
-        known = ", ".join(sorted(_CUTTINGS))
+def _byte_level(vocabulary: _Vocabulary, fields: Fields) -> tuple[Tokenizer, bool]:
+    name = fields.text(_PREFIX + "pre", "default")
+    pre_tokenizer = _PRE_TOKENIZERS.get(name)
+    if pre_tokenizer is None:
+        known = ", ".join(sorted(_PRE_TOKENIZERS))
         raise UnsupportedModel(f"GGUF pre-tokenizer {name!r} is not supported; supported: {known}")
     model = models.BPE(
         vocab=vocabulary.ids,
-        merges=_read_merges(vocabulary, metadata),
-        ignore_merges=cutting.whole_words_first,
+        merges=_read_merges(vocabulary, fields),
+        ignore_merges=pre_tokenizer.whole_words_first,
     )
     tokenizer = Tokenizer(model)
-    if cutting.composes:
+    if pre_tokenizer.composes:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cutting.steps())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(pre_tokenizer.steps())
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, cutting.adds_bos
+    return tokenizer, pre_tokenizer.adds_bos
 
 
-def _read_merges(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    merges = [_split_merge(line) for line in _strings(metadata, "merges")]
+def _read_merges(vocabulary: _Vocabulary, fields: Fields) -> list[tuple[str, str]]:
+    merges = [_split_merge(line) for line in _strings(fields, "merges")]
     for left, right in merges:
         for token in (left, right, left + right):
             if token not in vocabulary.ids:
@@ -196,19 +198,17 @@ def _split_merge(line: str) -> tuple[str, str]:
 # --- SentencePiece-style BPE ------------------------------------------------------------------------------
 
 
-def _sentencepiece(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
-    scores = _numbers(metadata, "scores", len(vocabulary.tokens))
-    return _with_space_marks(vocabulary, metadata, _merges_by_score(vocabulary, scores)), True
+def _sentencepiece(vocabulary: _Vocabulary, fields: Fields) -> tuple[Tokenizer, bool]:
+    scores = _numbers(fields, "scores", len(vocabulary.tokens))
+    return _with_space_marks(vocabulary, fields, _merges_by_score(vocabulary, scores)), True
 
 
-def _merged_sentencepiece(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
+def _merged_sentencepiece(vocabulary: _Vocabulary, fields: Fields) -> tuple[Tokenizer, bool]:
     """Gemma 4: the pieces of SentencePiece, and the file has the merges themselves."""
-    return _with_space_marks(vocabulary, metadata, _read_merges(vocabulary, metadata)), True
+    return _with_space_marks(vocabulary, fields, _read_merges(vocabulary, fields)), True
 
 
-def _with_space_marks(
-    vocabulary: _Vocabulary, metadata: Mapping[str, Any], merges: list[tuple[str, str]]
-) -> Tokenizer:
+def _with_space_marks(vocabulary: _Vocabulary, fields: Fields, merges: list[tuple[str, str]]) -> Tokenizer:
     has_bytes = all(f"<0x{byte:02X}>" in vocabulary.ids for byte in range(256))
     if not has_bytes and vocabulary.unk is None:
         raise CorruptCheckpoint("the vocabulary has neither all byte tokens nor an unknown token")
@@ -220,7 +220,7 @@ def _with_space_marks(
         byte_fallback=has_bytes,
     )
     tokenizer = Tokenizer(model)
-    space_prefix = _optional(metadata, "add_space_prefix", bool, True)
+    space_prefix = fields.flag(_PREFIX + "add_space_prefix", True)
     marks = [normalizers.Prepend(_SPACE_MARK)] if space_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*marks, normalizers.Replace(" ", _SPACE_MARK)])
     strip = [decoders.Strip(" ", 1, 0)] if space_prefix else []
@@ -282,68 +282,48 @@ def _prepend_bos(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> None:
     )
 
 
-def _read_vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
-    tokens = _strings(metadata, "tokens")
+def _read_vocabulary(fields: Fields) -> _Vocabulary:
+    tokens = _strings(fields, "tokens")
     ids: dict[str, int] = {}
     for token_id, token in enumerate(tokens):
         if ids.setdefault(token, token_id) != token_id:
             raise CorruptCheckpoint(f"tokens {ids[token]} and {token_id} are both {token!r}")
-    types = _read_types(metadata, len(tokens))
-    unk = _special_id(metadata, "unknown", len(tokens))
+    types = _read_types(fields, len(tokens))
+    unk = _special_id(fields, "unknown", len(tokens))
     if unk is None and TokenType.UNKNOWN in types:
         unk = types.index(TokenType.UNKNOWN)
-    bos, eos, pad = (_special_id(metadata, name, len(tokens)) for name in ("bos", "eos", "padding"))
+    bos, eos, pad = (_special_id(fields, name, len(tokens)) for name in ("bos", "eos", "padding"))
     return _Vocabulary(tokens, types, ids, bos=bos, eos=eos, unk=unk, pad=pad)
 
 
-def _read_types(metadata: Mapping[str, Any], count: int) -> list[TokenType]:
-    if _PREFIX + "token_type" not in metadata:
+def _read_types(fields: Fields, count: int) -> list[TokenType]:
+    if _PREFIX + "token_type" not in fields:
         return [TokenType.NORMAL] * count
     kinds = {int(kind): kind for kind in TokenType}
-    codes = _numbers(metadata, "token_type", count)
+    codes = _numbers(fields, "token_type", count)
     unknown = next((code for code in codes if code not in kinds), None)
     if unknown is not None:
         raise CorruptCheckpoint(f"{_PREFIX}token_type holds {unknown}; 0 to {max(kinds)} are right")
     return [kinds[int(code)] for code in codes]
 
 
-def _special_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
-    token_id: int | None = _optional(metadata, f"{name}_token_id", int, None)
+def _special_id(fields: Fields, name: str, count: int) -> int | None:
+    token_id = fields.maybe_integer(f"{_PREFIX}{name}_token_id")
     if token_id is not None and not 0 <= token_id < count:
         raise CorruptCheckpoint(f"{_PREFIX}{name}_token_id is {token_id}, but there are {count} tokens")
     return token_id
 
 
-def _chat_template(metadata: Mapping[str, Any]) -> str | None:
-    template = metadata.get("tokenizer.chat_template")
-    if template is not None and not isinstance(template, str):
-        raise CorruptCheckpoint(f"tokenizer.chat_template must be text, got {type(template).__name__}")
-    return template
-
-
-def _require(metadata: Mapping[str, Any], key: str, kind: type) -> Any:
-    value = _optional(metadata, key, kind, None)
-    if value is None:
-        raise CorruptCheckpoint(f"{_PREFIX}{key} is missing")
-    return value
-
-
-def _optional(metadata: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
-    value = metadata.get(_PREFIX + key, default)
-    if value is not default and not isinstance(value, kind):
-        raise CorruptCheckpoint(f"{_PREFIX}{key} must be {kind.__name__}, got {type(value).__name__}")
-    return value
-
-
-def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
-    values = list(_require(metadata, key, Sequence))
-    if not values or not all(isinstance(value, str) for value in values):
+def _strings(fields: Fields, key: str) -> list[str]:
+    values = fields.required(_PREFIX + key)
+    if not isinstance(values, list) or not values or not all(isinstance(value, str) for value in values):
         raise CorruptCheckpoint(f"{_PREFIX}{key} must be a list of strings that is not empty")
     return values
 
 
-def _numbers(metadata: Mapping[str, Any], key: str, count: int) -> list[float]:
-    values = list(_require(metadata, key, Sequence))
-    if len(values) != count or not all(isinstance(value, (int, float)) for value in values):
+def _numbers(fields: Fields, key: str, count: int) -> list[float]:
+    values = fields.required(_PREFIX + key)
+    is_list = isinstance(values, list) and len(values) == count
+    if not is_list or not all(isinstance(value, (int, float)) for value in values):
         raise CorruptCheckpoint(f"{_PREFIX}{key} must hold {count} numbers, one for each token")
-    return values
+    return list(values)

@@ -10,6 +10,7 @@ from kakeya.models.config import (
     Family,
     LayerHeads,
     ModelConfig,
+    granite_scale,
     refuse_gemma4_small,
     slab_heads,
     unsupported_architecture,
@@ -44,8 +45,8 @@ _GEMMA4_DEFAULTS: dict[str, Any] = _GEMMA3_DEFAULTS | {
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
     },
 }
-# Families whose layers all have the window that the file states, if it states one, and those that have none
-# whatever it states. Of the others, each layer has a type.
+# Families all of whose layers have the window that the file states, and those that never have one. In the
+# others each layer has a type.
 _ALL_LOCAL = ("mistral", "ministral3", "phi3")
 _NEVER_LOCAL = ("llama", "granite", "olmo2")
 # Families that have this window where the file does not speak of one.
@@ -85,8 +86,8 @@ def config_from_hf(raw: Mapping[str, Any], generation: Mapping[str, Any] | None 
     layer_heads = _layer_heads(fields, family, layer_types, LayerHeads(kv_heads, head_dim))
     declared_bias = fields.flag("attention_bias", False)
     # Granite adds each block's output times this. Hidden states that are all divided by it, and norms whose
-    # epsilon is divided by its square, give the same logits and need no product for it.
-    residual_scale = _multiplier(fields, family, "residual_multiplier")
+    # epsilon is divided by its square, give the same logits without a multiplication.
+    residual_scale = granite_scale(fields, family, "residual_multiplier")
     return ModelConfig(
         family=family.name,
         vocab_size=fields.integer("vocab_size"),
@@ -118,7 +119,7 @@ def config_from_hf(raw: Mapping[str, Any], generation: Mapping[str, Any] | None 
         max_positions=fields.integer("max_position_embeddings"),
         pre_norms=family.pre_norms,
         fused_projections=family.fused,
-        logit_scale=1 / _multiplier(fields, family, "logits_scaling"),
+        logit_scale=1 / granite_scale(fields, family, "logits_scaling"),
         query_temperature=query_temperature(fields, family),
         layer_heads=layer_heads,
         value_norm=family.name == "gemma4",
@@ -127,7 +128,6 @@ def config_from_hf(raw: Mapping[str, Any], generation: Mapping[str, Any] | None 
 
 
 def _text_part(outer: Fields) -> tuple[Fields, Family]:
-    """The fields that describe the text decoder, and its family."""
     nested = outer.section("text_config")
     fields = nested or outer
     model_type = fields.maybe_text("model_type") or outer.text("model_type")
@@ -153,7 +153,6 @@ def _refuse_features(fields: Fields) -> None:
 
 
 def _refuse_gemma4(fields: Fields) -> None:
-    """What not every Gemma 4 has, each with why."""
     if fields.flag("enable_moe_block", False):
         raise UnsupportedModel(f"{SOURCE}: mixtures of experts are not supported (enable_moe_block)")
     refuse_gemma4_small(
@@ -164,7 +163,7 @@ def _refuse_gemma4(fields: Fields) -> None:
 def _layer_heads(
     fields: Fields, family: Family, layer_types: tuple[str, ...], local: LayerHeads
 ) -> tuple[LayerHeads, ...]:
-    """Of each layer, where global layers have others than local ones."""
+    """The key heads of each layer, where global and local layers differ."""
     if family.name != "gemma4":
         return ()
     shared = fields.flag("attention_k_eq_v", False)
@@ -192,11 +191,8 @@ def _global_heads(
 
 
 def _head_dim(fields: Fields, family: Family, hidden: int, heads: int) -> int:
-    stated = fields.maybe_integer("head_dim")
-    if stated is not None and stated < 1:
-        raise CorruptCheckpoint(f"{SOURCE}: head_dim must be at least 1, got {stated}")
-    if stated is not None:
-        return stated
+    if fields.raw("head_dim") is not None:
+        return fields.integer("head_dim", least=1)
     if family.name in ("qwen3", "ministral3"):
         return 128
     if heads < 1 or hidden % heads:
@@ -225,26 +221,16 @@ def _tied(outer: Fields, fields: Fields, family: Family) -> bool:
     return outer.flag("tie_word_embeddings", family.tied)
 
 
-def _multiplier(fields: Fields, family: Family, name: str) -> float:
-    """One of Granite's numbers; 1 for every other family."""
-    value = fields.number(name, 1.0) if family.name == "granite" else 1.0
-    if value <= 0:
-        raise CorruptCheckpoint(f"{SOURCE}: {name} must be positive, got {value}")
-    return value
-
-
 def _embed_scale(fields: Fields, family: Family, hidden: int) -> float:
-    return float(hidden**0.5) if family.gemma else _multiplier(fields, family, "embedding_multiplier")
+    return float(hidden**0.5) if family.gemma else granite_scale(fields, family, "embedding_multiplier")
 
 
 def _query_scale(fields: Fields, family: Family, head_dim: int) -> float:
     if family.name == "gemma4":
         return 1.0
     if family.name == "granite":
-        return _multiplier(fields, family, "attention_multiplier")
-    scalar = fields.number("query_pre_attn_scalar", 256) if family.gemma else float(head_dim)
-    if scalar <= 0:
-        raise CorruptCheckpoint(f"{SOURCE}: query_pre_attn_scalar must be positive, got {scalar}")
+        return granite_scale(fields, family, "attention_multiplier")
+    scalar = fields.positive("query_pre_attn_scalar", 256) if family.gemma else float(head_dim)
     return float(scalar**-0.5)
 
 
@@ -272,9 +258,7 @@ def _layer_types(fields: Fields, family: Family, layers: int) -> tuple[str, ...]
     if family.name in ("qwen2", "qwen3"):
         first_local = fields.integer("max_window_layers", 28)
         return tuple(local if layer >= first_local else everywhere for layer in range(layers))
-    pattern = fields.integer("sliding_window_pattern", family.local_pattern or 1)
-    if pattern < 1:
-        raise CorruptCheckpoint(f"{SOURCE}: sliding_window_pattern must be at least 1, got {pattern}")
+    pattern = fields.integer("sliding_window_pattern", family.local_pattern or 1, least=1)
     return tuple(local if (layer + 1) % pattern else everywhere for layer in range(layers))
 
 
@@ -287,6 +271,6 @@ def _layer_windows(fields: Fields, family: Family, layer_types: tuple[str, ...])
 
 
 def _tokens(name: str, generation: Mapping[str, Any] | None, *configs: Fields) -> tuple[int, ...]:
-    """The ids that any of the files names, without repeats; generation_config.json speaks first."""
+    """The ids that any of the files names, without repeats; generation_config.json comes first."""
     sources = (Fields(generation or {}, "generation_config.json"), *configs)
     return tuple(dict.fromkeys(token for source in sources for token in source.token_ids(name)))

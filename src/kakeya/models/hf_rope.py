@@ -76,9 +76,7 @@ def _layers_that_turn(fields: Fields, family: Family, layers: int) -> list[bool]
                 f"config.json: no_rope_layers has {len(stated)} entries for {layers} layers"
             )
         return [bool(turns) for turns in stated[:layers]]  # 1 means rotary, in spite of the name
-    interval = fields.integer("no_rope_layer_interval", family.unrotated_pattern)
-    if interval < 1:
-        raise CorruptCheckpoint(f"config.json: no_rope_layer_interval must be at least 1, got {interval}")
+    interval = fields.integer("no_rope_layer_interval", family.unrotated_pattern, least=1)
     return [(layer + 1) % interval != 0 for layer in range(layers)]
 
 
@@ -139,14 +137,9 @@ def _scaling(fields: Fields, parameters: Fields, family: Family) -> RopeScaling 
 
 def _original_positions(fields: Fields, parameters: Fields) -> int:
     # Phi-3 states it beside the parameters, and there it counts.
-    beside = fields.maybe_integer("original_max_position_embeddings")
-    stated = parameters.maybe_integer("original_max_position_embeddings") if beside is None else beside
-    original = fields.integer("max_position_embeddings") if stated is None else stated
-    if original < 1:
-        raise CorruptCheckpoint(
-            f"config.json: original_max_position_embeddings must be at least 1, got {original}"
-        )
-    return original
+    name = "original_max_position_embeddings"
+    stated = parameters if fields.raw(name) is None else fields
+    return stated.integer(name, fields.integer("max_position_embeddings"), least=1)
 
 
 def _yarn(parameters: Fields, original: int) -> YarnScaling:

@@ -64,13 +64,9 @@ class Repository:
         """Where one GGUF file goes. Beside the others: each was asked for by name."""
         return self.folder / "gguf" / file
 
-    def fetched_models(self) -> list[GgufModel]:
-        """The GGUF models of this repository that are in the cache with all their parts."""
-        return _models_under(self.gguf(""))
-
     def fetched_path(self) -> Path | None:
-        """What was fetched before, by us or into the hub's own cache: the model that is named, or what
-        `org/name` alone would take."""
+        """Where the model is, if it was fetched before, by us or into the hub's own cache. For `org/name`
+        alone it is what would be chosen."""
         own = self._among(self.gguf(""), self.checkpoint if self.checkpoint.is_dir() else None)
         if own is not None or (snapshot := _snapshot(self.hub_id)) is None:
             return own
@@ -88,9 +84,9 @@ class Repository:
         return root / found[0].first if len(found) == 1 else None
 
     def is_whole(self, progress: Progress) -> bool:
-        """Whether what was fetched still has the digests that the hub stated. If not, it is taken apart:
-        damaged files are deleted, the others wait for the next fetch, which need not bring them again. What
-        lies in the hub's own cache is left there: the next fetch brings it into ours."""
+        """Whether what was fetched still has the digests that the hub stated. If not, damaged files are
+        deleted and the others are kept for the next fetch. Files in the hub's own cache are left alone: the
+        next fetch brings the model into ours."""
         path = self.fetched_path()
         assert path is not None, "only what was fetched can be damaged"
         is_ours = path.is_relative_to(self.folder)
@@ -149,7 +145,7 @@ def fetched_checkpoints() -> list[Fetched]:
         if repository.checkpoint.is_dir():
             size = store.bytes_under(repository.checkpoint)
             found.append(Fetched(repository.hub_id, repository.checkpoint, size))
-        models = repository.fetched_models()
+        models = _models_under(repository.gguf(""))
         quants = [model.quant for model in models]
         for model in models:
             unique = model.quant is not None and quants.count(model.quant) == 1
@@ -164,6 +160,7 @@ def _hub_dir() -> Path:
 
 
 def _models_under(root: Path) -> list[GgufModel]:
+    """The GGUF models in a folder that have all their parts."""
     files = (path.relative_to(root).as_posix() for path in root.rglob(f"*{gguf_names.SUFFIX}"))
     return [model for model in gguf_names.models_in(files) if not model.missing]
 
@@ -184,7 +181,7 @@ def _snapshot(hub_id: str) -> Path | None:
 
 
 def _is_whole_checkpoint(folder: Path) -> bool:
-    """Whether all is there that a reader needs: who only counts tokens, say, has the tokenizer alone."""
+    """Whether every file is there that a reader needs. Someone may have fetched the tokenizer alone."""
     needed = {"config.json", "tokenizer.json", "tokenizer_config.json"}
     try:
         if (index := folder / _INDEX).is_file():
@@ -197,8 +194,8 @@ def _is_whole_checkpoint(folder: Path) -> bool:
 
 
 def _blob_digests(path: Path) -> dict[Path, str]:
-    """The digest of each large file of a model in the hub's own cache: links there lead to files that are
-    named by it."""
+    """The digest of each large file of a model in the hub's own cache, where links lead to files named by
+    their digest."""
     part = gguf_names.part_name(path.name)
     if path.is_dir():
         files = list(path.glob("*.safetensors"))
@@ -259,7 +256,7 @@ def _fetch(
 def _gather(
     repository: Repository, revision: str | None, file: "RepoSibling", workspace: Path, progress: Progress
 ) -> Path:
-    """Where the whole file lies. Large ones gather where a broken fetch left them; their digest is right."""
+    """Fetch a file; where it lies. A large one continues a broken fetch, and its digest is checked."""
     name = file.rfilename
     if file.lfs is None:  # a few kilobytes, of which the hub states no SHA-256
         path = workspace / "small" / name
@@ -292,7 +289,7 @@ def _download(
     size: int | None,
     progress: Progress,
 ) -> None:
-    """Let the library write what a file still lacks, over as many connections as that takes."""
+    """Let the library write the missing rest of a file, over as many connections as that takes."""
     step = f"fetching {name}"
     with _translated(repository), store.growth_reported(Path(file.name), step, size, progress):
         from huggingface_hub import hf_hub_url

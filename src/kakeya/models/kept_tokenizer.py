@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files, kept as they were written out: with large vocabularies that takes seconds."""
+"""Keeps the tokenizers of GGUF files on disk: building one for a large vocabulary takes seconds."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ _SIZE = "tokenizer_bytes"
 
 
 def kept_tokenizer_files(metadata_digest: str, metadata: Mapping[str, Any]) -> TokenizerFiles:
-    """What `gguf_tokenizer.tokenizer_files` makes of the metadata with this digest, or made before.
+    """What `gguf_tokenizer.tokenizer_files` builds from the metadata with this digest, or has built before.
 
     Raises what it raises. A cache that cannot be used costs time and nothing else.
     """
@@ -26,16 +26,16 @@ def kept_tokenizer_files(metadata_digest: str, metadata: Mapping[str, Any]) -> T
     try:
         return _read(path)
     except (OSError, ValueError, TypeError, LookupError, AttributeError):  # not there, or not whole
-        made = gguf_tokenizer.tokenizer_files(metadata)
+        files = gguf_tokenizer.tokenizer_files(metadata)
     try:
-        _keep(path, made)
+        _keep(path, files)
     except OSError as error:
         log.info("the tokenizer cannot be kept as %s: %s", path, error.strerror or error)
-    return made
+    return files
 
 
 def _place(metadata_digest: str) -> Path:
-    # The code that made it is part of the name: another one may write another tokenizer.
+    # The code is part of the name, because other code may build another tokenizer.
     code = Path(gguf_tokenizer.__file__).read_bytes()
     name = hashlib.sha256(metadata_digest.encode() + code).hexdigest()
     return store.cache_dir() / "tokenizers" / f"{name}.tokenizer"

@@ -1,4 +1,4 @@
-"""Matrix products by a weight [N, K]: native packed, torch dense, torch 4-bit, and torch in fixed tiles.
+"""Matmuls by a weight [N, K]: native packed, torch dense, torch 4-bit, and torch in fixed tiles.
 
 All take float32 rows x [M, K] and return new float32 rows [M, N], with bias and residual added in float32.
 In fast numerics the choice of kernel depends on M alone; in exact numerics a row's bits do not depend on M.
@@ -15,9 +15,9 @@ from kakeya.kernels import Kernels, PackedPart
 from kakeya.models.float_types import FLOAT_NAMES
 from kakeya.models.quantized import GROUP, QuantizedTensor
 
-# The row count of every exact product: between one row padded to it and many rows cut to it, measured.
+# The row count of every exact matmul. Measured: a compromise between padding one row and cutting many.
 EXACT_TILE = 16
-# Up to here torch's 4-bit kernel beats a bf16 product of the same matrices (2 cores, AVX-512).
+# Up to here torch's 4-bit kernel beats a bf16 matmul of the same matrices (2 cores, AVX-512).
 FEW_ROWS = 16
 # torch packs 4-bit weights in blocks of this many rows of the matrix.
 _INT4_ROW_BLOCK = 16
@@ -36,7 +36,7 @@ class Linear(Protocol):
 def quantized_linear(
     weight: QuantizedTensor, bias: Tensor | None, *, dtype: torch.dtype, exact: bool, kernels: Kernels | None
 ) -> Linear:
-    """The quickest product there is for an integer weight; torch has one for bf16 by 4 bits only."""
+    """The fastest matmul for an integer weight; torch has one for bf16 by 4 bits only."""
     name = f"int{weight.bits}"
     if kernels is not None:
         part = kernels.pack(weight.bits, weight.q, weight.scale, weight.minimum)
@@ -47,7 +47,7 @@ def quantized_linear(
 
 
 def dense_linear(weight: Tensor, bias: Tensor | None, *, exact: bool, origin: str) -> Linear:
-    """A product in the weight's own dtype. `origin`: the format its numbers were rounded to."""
+    """A matmul in the weight's own dtype. `origin`: the format its numbers were rounded to."""
     held = FLOAT_NAMES[weight.dtype]
     name = held if origin == held else f"{origin} held as {held}"
     return TiledLinear(weight, bias, name) if exact else DenseLinear(weight, bias, name)
@@ -74,19 +74,19 @@ class PackedLinear:
 
 
 class StackedLinear:
-    """Products by the parts of a matrix that no one kernel takes together, beside each other."""
+    """One matmul for each part of a matrix, where no kernel takes all parts together."""
 
     def __init__(self, parts: Sequence[Linear]) -> None:
         self.formats = tuple(dict.fromkeys(name for part in parts for name in part.formats))
         self._parts = parts
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        product = torch.cat([part(x) for part in self._parts], dim=1)
-        return product if residual is None else product.add_(residual)
+        result = torch.cat([part(x) for part in self._parts], dim=1)
+        return result if residual is None else result.add_(residual)
 
 
 class DenseLinear:
-    """One torch product in the weight's dtype."""
+    """One torch matmul in the weight's dtype."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, name: str) -> None:
         self.formats = (name,)
@@ -98,7 +98,7 @@ class DenseLinear:
 
 
 class TiledLinear:
-    """Products of EXACT_TILE rows each, the last padded with zeros: one shape, one order of additions."""
+    """Matmuls of EXACT_TILE rows each, the last padded with zeros: one shape, one order of additions."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, name: str) -> None:
         self.formats = (name,)
@@ -116,7 +116,7 @@ class TiledLinear:
 
 
 class FewRowsInt4Linear:
-    """torch's 4-bit product for few rows, and a bf16 copy of the same matrix for many."""
+    """torch's 4-bit matmul for few rows, and a bf16 copy of the same matrix for many."""
 
     def __init__(self, weight: QuantizedTensor, bias: Tensor | None, name: str) -> None:
         self.formats = (name,)
@@ -131,15 +131,15 @@ class FewRowsInt4Linear:
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if x.shape[0] > FEW_ROWS:
             return self._dense(x, residual)
-        product = torch.ops.aten._weight_int4pack_mm_for_cpu(
+        result = torch.ops.aten._weight_int4pack_mm_for_cpu(
             x.to(torch.bfloat16), self._packed, GROUP, self._scale_and_zero
         )
-        return _finished(product, self._bias, residual)
+        return _finished(result, self._bias, residual)
 
 
-def _finished(product: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-    """`product`, which nobody else holds, as float32 with bias and residual added."""
-    result = product.float()
+def _finished(raw: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+    """The result of a matmul as float32, with bias and residual added. `raw` is used up."""
+    result = raw.float()
     if bias is not None:
         result.add_(bias)
     return result if residual is None else result.add_(residual)

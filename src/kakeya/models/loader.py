@@ -11,12 +11,12 @@ from kakeya.kernels import Kernels, PackedPart
 from kakeya.models.blocks import BlockTensor
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.models.decoder import Decoder, FusedLayers
-from kakeya.models.embedding import BlockEmbedding, DenseEmbedding, Embedding, PackedEmbedding
+from kakeya.models.embedding import Embedding, block_rows, dense_rows
 from kakeya.models.float_types import FLOAT_NAMES, FLOAT_TYPES
 from kakeya.models.fused import fused_network
 from kakeya.models.layer import Layer
 from kakeya.models.linear import Linear, PackedLinear, StackedLinear, dense_linear, quantized_linear
-from kakeya.models.packed import PackRequest, packed_parts
+from kakeya.models.packed import packed_parts
 from kakeya.models.quantized import (
     GROUP,
     INTEGER_BITS,
@@ -67,7 +67,7 @@ class _Loader:
         self._config = checkpoint.config
         self._tensors = ModelTensors(checkpoint)
         self._weights = weights
-        # Float weights are rounded to one type and held in another where products need it.
+        # Float weights are rounded to one type and held in another where matmuls need it.
         self._held = torch.float32 if weights is WeightFormat.FLOAT32 else dtype
         self._rounded = torch.bfloat16 if weights is WeightFormat.BF16 else self._held
         self._exact = exact
@@ -79,15 +79,15 @@ class _Loader:
         layers = [self._tensors.layer(index) for index in range(self._config.num_layers)]
         head = self._tensors.untied_head()
         self._pack({_TABLE: table} | ({} if head is None else {_HEAD: head}) | _matrices(layers))
-        embedding = self._embedding(table)
+        dense = None if self._keeps_blocks(table.parts[0]) else self._floats(table.parts)
         loaded = [self._layer(index, layer) for index, layer in enumerate(layers)]
         decoder = Decoder(
             self._config,
             self._kernels or TorchRowOps(self._exact),
-            embedding,
+            partial(dense_rows, dense) if dense is not None else self._embedding(table),
             loaded,
             self._tensors.final_norm(),
-            self._tied_head(table, embedding) if head is None else self._linear(_HEAD, head),
+            self._tied_head(table, dense) if head is None else self._linear(_HEAD, head),
             self._tensors.num_parameters,
             self._fused(loaded),
         )
@@ -103,13 +103,13 @@ class _Loader:
     def _pack(self, matrices: Mapping[str, StoredMatrix]) -> None:
         if self._kernels is None:
             return
-        requests = [
-            PackRequest(_part_name(name, index), part)
+        kept = {
+            _part_name(name, index): part
             for name, matrix in matrices.items()
             for index, part in enumerate(matrix.parts)
             if self._keeps_blocks(part)
-        ]
-        self._packed = packed_parts(self._kernels, self._checkpoint.files, requests)
+        }
+        self._packed = packed_parts(self._kernels, self._checkpoint.files, kept)
 
     def _keeps_blocks(self, stored: Stored) -> TypeGuard[BlockTensor]:
         """Whether the file's own numbers are used, as it has them."""
@@ -117,21 +117,21 @@ class _Loader:
 
     def _embedding(self, table: StoredMatrix) -> Embedding:
         (stored,) = table.parts
-        if not self._keeps_blocks(stored):
-            return DenseEmbedding(self._floats(table.parts))
+        assert isinstance(stored, BlockTensor)
         if self._kernels is not None:
-            return PackedEmbedding(self._kernels, self._packed[_part_name(_TABLE, 0)], table.shape[1])
+            packed = self._packed[_part_name(_TABLE, 0)]
+            return partial(self._kernels.dequantize_rows, packed, table.shape[1])
         if not self._config.tied_head:  # as a head it is checked when it is expanded
             stored.check()
-        return BlockEmbedding(stored)
+        return partial(block_rows, stored)
 
     def _layer(self, index: int, stored: Layer[StoredMatrix]) -> Layer[Linear]:
         return stored.map(lambda name, matrix: self._linear(f"{index}.{name}", matrix))
 
-    def _tied_head(self, table: StoredMatrix, embedding: Embedding) -> Linear:
+    def _tied_head(self, table: StoredMatrix, dense: Tensor | None) -> Linear:
         """The head that multiplies by the embedding's table, in the same memory where both can read it."""
-        if isinstance(embedding, DenseEmbedding) and self._bits(table.parts) is None:
-            return self._dense(embedding.table, None)
+        if dense is not None and self._bits(table.parts) is None:
+            return self._dense(dense, None)
         return self._linear(_TABLE, table)
 
     def _linear(self, name: str, matrix: StoredMatrix) -> Linear:

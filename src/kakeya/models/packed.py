@@ -1,8 +1,8 @@
-"""Weights packed for the native kernels, kept on disk: made once for a file, then mapped.
+"""Weights packed for the native kernels and kept on disk: packed once for a file, then mapped.
 
 A pack is a safetensors file in the cache directory, named by the digest of the model's files and the layout
-of the kernels. Whoever opens the same model maps the same pages. The digest of a large file takes a second,
-so it is remembered for as long as the file's size, inode and time of change stay what they were.
+of the kernels. Processes that open the same model share its pages. The digest of a large file takes a second
+to compute, so it is remembered until the file's size, inode or time of change differs.
 """
 
 import fcntl
@@ -13,9 +13,8 @@ import mmap
 import os
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,66 +35,55 @@ _MADV_POPULATE_READ = 22  # Python has no name for it yet
 _UNLOCKED_SECONDS = 60.0  # a file is made a moment before it is locked
 
 
-@dataclass(frozen=True)
-class PackRequest:
-    """A matrix to be packed, by the name it has in the pack."""
-
-    name: str
-    blocks: BlockTensor
+Matrices = Mapping[str, BlockTensor]
 
 
-def packed_parts(
-    kernels: Kernels, sources: Sequence[Path], requests: Sequence[PackRequest]
-) -> dict[str, PackedPart]:
-    """Every requested matrix in the kernels' order, mapped from the pack of the model files `sources`.
+def packed_parts(kernels: Kernels, sources: Sequence[Path], matrices: Matrices) -> dict[str, PackedPart]:
+    """Every matrix in the kernels' order, mapped from the pack of the model files `sources` by its name.
 
     Makes the pack where there is none; where the cache cannot be written, packs into memory and says so.
     Raises CorruptCheckpoint for weights that are not finite.
     """
     sizes = {
-        request.name: kernels.packed_bytes(request.blocks.format.name, *request.blocks.shape)
-        for request in requests
+        name: kernels.packed_bytes(blocks.format.name, *blocks.shape) for name, blocks in matrices.items()
     }
-    if not sources or not requests:
-        data = _in_memory(kernels, requests, sizes)
+    if not sources or not matrices:
+        data = _in_memory(kernels, matrices, sizes)
     else:
-        data = _from_disk(kernels, sources, requests, sizes)
+        data = _from_disk(kernels, sources, matrices, sizes)
     return {
-        request.name: kernels.part(request.blocks.format.name, request.blocks.shape[0], data[request.name])
-        for request in requests
+        name: kernels.part(blocks.format.name, blocks.shape[0], data[name])
+        for name, blocks in matrices.items()
     }
 
 
 def _from_disk(
-    kernels: Kernels, sources: Sequence[Path], requests: Sequence[PackRequest], sizes: Mapping[str, int]
+    kernels: Kernels, sources: Sequence[Path], matrices: Matrices, sizes: Mapping[str, int]
 ) -> dict[str, Tensor]:
     folder = store.cache_dir() / "packed"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"{_digest(folder, sources)}-{LAYOUT}.safetensors"
-        return _open_pack(target, sizes) or _make_pack(target, sources, kernels, requests, sizes)
+        return _open_pack(target, sizes) or _make_pack(target, sources, kernels, matrices, sizes)
     except OSError as error:
         log.warning(
             "packed weights cannot be kept in %s (%s): they are packed into memory at every start",
             folder,
             error.strerror or error,
         )
-        return _in_memory(kernels, requests, sizes)
+        return _in_memory(kernels, matrices, sizes)
 
 
-def _in_memory(
-    kernels: Kernels, requests: Sequence[PackRequest], sizes: Mapping[str, int]
-) -> dict[str, Tensor]:
+def _in_memory(kernels: Kernels, matrices: Matrices, sizes: Mapping[str, int]) -> dict[str, Tensor]:
     data = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
-    _pack(kernels, requests, data)
+    _pack(kernels, matrices, data)
     return data
 
 
-def _pack(kernels: Kernels, requests: Iterable[PackRequest], data: Mapping[str, Tensor]) -> None:
-    for request in requests:
-        blocks = request.blocks
+def _pack(kernels: Kernels, matrices: Matrices, data: Mapping[str, Tensor]) -> None:
+    for name, blocks in matrices.items():
         try:
-            kernels.pack_blocks(blocks.format.name, blocks.raw, blocks.shape[1], data[request.name])
+            kernels.pack_blocks(blocks.format.name, blocks.raw, blocks.shape[1], data[name])
         except CorruptCheckpoint as error:
             raise CorruptCheckpoint(f"tensor {blocks.name} holds {error}") from None
 
@@ -128,7 +116,7 @@ def _make_pack(
     target: Path,
     sources: Sequence[Path],
     kernels: Kernels,
-    requests: Sequence[PackRequest],
+    matrices: Matrices,
     sizes: Mapping[str, int],
 ) -> dict[str, Tensor]:
     """Pack into a new file, and map it. It gets the name `target` once it is safely on the disk."""
@@ -136,12 +124,12 @@ def _make_pack(
     header = _header(sources, sizes)
     handle, made = tempfile.mkstemp(prefix=store.WORKSPACE_PREFIX, dir=target.parent)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # so that a sweep sees that someone is at it
+        fcntl.flock(handle, fcntl.LOCK_EX)  # so that a sweep sees that it is in use
         _reserve(handle, len(header) + sum(sizes.values()))
         os.pwrite(handle, header, 0)
         with mmap.mmap(handle, 0) as mapping:
             parts = _views(mapping, len(header), sizes)
-            _pack(kernels, requests, parts)
+            _pack(kernels, matrices, parts)
             parts.clear()
         opened = _views(_mapped(handle), len(header), sizes)
     except BaseException:
@@ -149,13 +137,13 @@ def _make_pack(
         with suppress(OSError):
             Path(made).unlink()
         raise
-    # Nobody waits for the disk but the end of the process: a short one would pack anew at every start.
+    # Only the end of the process waits for the disk: a short process would otherwise pack at every start.
     threading.Thread(target=_keep, args=(handle, Path(made), target), name="kakeya-pack").start()
     return opened
 
 
 def _reserve(handle: int, size: int) -> None:
-    """Make the file so large. Raises OSError now, where a full disk would kill the process later."""
+    """Give the file its size. Raises OSError now; without this, a full disk would kill the process later."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(handle, 0, size)
     else:
@@ -199,7 +187,6 @@ def _header(sources: Sequence[Path], sizes: Mapping[str, int]) -> bytes:
 
 
 def _entries(sizes: Mapping[str, int]) -> dict[str, Any]:
-    """What the header says of the parts."""
     return {
         name: {"dtype": "U8", "shape": [sizes[name]], "data_offsets": [start, start + sizes[name]]}
         for name, start in _starts(0, sizes).items()
@@ -215,7 +202,7 @@ def _starts(first: int, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _digest(folder: Path, sources: Sequence[Path]) -> str:
-    """The digest of the files' contents, remembered by what tells that a file is still the same."""
+    """The digest of the files' contents, remembered under what tells that the files are unchanged."""
     states = [source.stat() for source in sources]
     known = json.dumps([(at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for at in states])
     note = folder / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.digest"
@@ -251,7 +238,6 @@ def _is_unlocked(path: Path) -> bool:
 
 
 def _has_source(path: Path) -> bool:
-    """Whether a pack's model still lies where it was when the pack was made."""
     try:
         with path.open("rb") as file:
             return Path(_read_header(file)[1][_METADATA][_SOURCE]).exists()

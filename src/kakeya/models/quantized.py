@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kakeya.errors import UnsupportedModel
-from kakeya.models.blocks import BlockFormat, BlockTensor, row_slices
+from kakeya.models.blocks import BlockFormat, BlockTensor, float16_at, row_slices, unpack
 
 GROUP = 32
 Bits = Literal[4, 8]
@@ -69,16 +69,14 @@ def quantize(tensor: Tensor, bits: Bits) -> QuantizedTensor:
 
 def integers_of(tensor: BlockTensor) -> QuantizedTensor:
     """The same numbers; the format must be one of INTEGER_BITS. Raises UnsupportedModel for huge scales."""
-    rows, columns = tensor.shape
-    blocks = tensor.raw.view(rows, columns // GROUP, tensor.format.nbytes)  # [rows, groups, bytes]
-    scale = _halves(blocks, 0)
-    if tensor.format is BlockFormat.Q4_1:
-        return QuantizedTensor(4, _nibbles(blocks[..., 4:]), scale, _halves(blocks, 2))
-    if tensor.format is BlockFormat.Q4_0:  # w = (q - 8) * scale
-        return QuantizedTensor(4, _nibbles(blocks[..., 2:]), scale, _lowest(scale, 8))
-    assert tensor.format is BlockFormat.Q8_0  # w = signed * scale; flipping the top bit adds 128
-    q = blocks[..., 2:].bitwise_xor(0x80).view(rows, columns)
-    return QuantizedTensor(8, q, scale, _lowest(scale, 128))
+    bits, blocks = INTEGER_BITS[tensor.format], tensor.raw.view(-1, tensor.format.nbytes)
+    groups = (tensor.shape[0], -1)
+    levels = unpack(tensor.format, blocks).levels.view(torch.uint8).view(tensor.shape)
+    scale = float16_at(blocks, 0).half().view(groups)
+    if tensor.format.minimum_at is not None:
+        return QuantizedTensor(bits, levels, scale, float16_at(blocks, 2).half().view(groups))
+    half = 2 ** (bits - 1)  # w = signed * scale, and a level is that much more than the signed number
+    return QuantizedTensor(bits, levels + half, scale, _lowest(scale, half))
 
 
 def _lowest(scale: Tensor, levels: int) -> Tensor:
@@ -88,20 +86,6 @@ def _lowest(scale: Tensor, levels: int) -> Tensor:
             f"a scale of {float(scale.abs().max()):g} times {levels} is no float16; use bf16 weights"
         )
     return lowest
-
-
-def _halves(blocks: Tensor, offset: int) -> Tensor:
-    """The float16 at `offset` of every block, [rows, groups]."""
-    return blocks[..., offset : offset + 2].contiguous().view(torch.float16).squeeze(-1)
-
-
-def _nibbles(packed: Tensor) -> Tensor:
-    """Low halves are columns 0-15 of a group, high halves columns 16-31; [rows, groups, 16] -> [rows, K]."""
-    rows, groups, half = packed.shape
-    q = torch.empty(rows, groups, GROUP, dtype=torch.uint8)
-    torch.bitwise_and(packed, 0x0F, out=q[..., :half])
-    torch.bitwise_right_shift(packed, 4, out=q[..., half:])
-    return q.view(rows, groups * GROUP)
 
 
 def concatenate(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:

@@ -63,8 +63,8 @@ class DivisorScaling:
 class LongRopeScaling:
     """LongRoPE: one set of divisors for contexts up to the original length, another for longer ones.
 
-    Keys are stored rotated, so a session cannot change its mind: `RopeConfig.within` chooses once, by the
-    longest context that the cache can show.
+    Keys are stored rotated, so a session cannot switch between the two. `RopeConfig.within` chooses once, by
+    the longest context that the cache can show.
     """
 
     short: tuple[float, ...]
@@ -113,7 +113,7 @@ class RopeConfig:
 
     @classmethod
     def unrotated(cls, head_dim: int) -> "RopeConfig":
-        """Of a layer without positions. The theta is that of no angle."""
+        """The rope of a layer without positions. Its theta is never used."""
         return cls(10_000.0, head_dim, rotated=0)
 
     @property
@@ -122,7 +122,7 @@ class RopeConfig:
 
     @property
     def attention_factor(self) -> float:
-        """What cos and sin of the pairs that turn grow by."""
+        """What cos and sin of rotated pairs are multiplied by."""
         match self.scaling:
             case YarnScaling(attention_factor=factor) | DivisorScaling(attention_factor=factor):
                 return factor
@@ -131,7 +131,7 @@ class RopeConfig:
         return 1.0
 
     def within(self, capacity: int) -> "RopeConfig":
-        """The rope of a cache whose sinks and window are `capacity` positions: none is ever further apart."""
+        """The rope for a cache of `capacity` positions, sinks and window together."""
         if not isinstance(self.scaling, LongRopeScaling):
             return self
         long = capacity > self.scaling.original_positions

@@ -1,4 +1,4 @@
-"""The small operations between matrix products, in torch. The kernel library has the same ones."""
+"""The small operations between matmuls, in torch. The native kernels have the same ones."""
 
 from typing import Protocol
 

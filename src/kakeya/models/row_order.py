@@ -13,7 +13,7 @@ from kakeya.models.rope import RopeConfig
 
 
 def head_rows(rope: RopeConfig, heads: int) -> Tensor | None:
-    """Which stored row comes where, for the rows of so many heads; None if they stay."""
+    """Which stored row comes where, for the rows of `heads` heads; None for no reordering."""
     order = rope.paired_order()
     if order is None:
         return None

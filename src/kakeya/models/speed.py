@@ -1,4 +1,4 @@
-"""How fast this machine would run a model, from one measured product of the native kernels."""
+"""Estimates how fast this machine runs a model, from one measured matmul of the native kernels."""
 
 import os
 import statistics
@@ -21,8 +21,8 @@ SECONDS = 0.25
 
 
 @dataclass(frozen=True)
-class MeasuredProduct:
-    """What a product of 4-bit weights reaches on all threads: with one row, and with the rows of a prompt."""
+class MeasuredMatmul:
+    """The speed of a matmul by 4-bit weights on all threads: with one row, and with the rows of a prompt."""
 
     weight_bytes_per_s: float
     multiply_adds_per_s: float
@@ -39,14 +39,14 @@ class MeasuredProduct:
         return self.multiply_adds_per_s / geometry.prompt_parameters
 
 
-def measure(row_outputs: int = ROW_OUTPUTS, prompt_outputs: int = PROMPT_OUTPUTS) -> MeasuredProduct | None:
-    """Time the product on all threads, in about a second in all. None without native kernels."""
+def measure(row_outputs: int = ROW_OUTPUTS, prompt_outputs: int = PROMPT_OUTPUTS) -> MeasuredMatmul | None:
+    """Time the matmul on all threads, for about a second in all. None without native kernels."""
     kernels = load(KernelChoice.AUTO)
     if kernels is None:
         return None
     kernels.set_threads(os.cpu_count() or 1)
     read, multiplied = _weights(kernels, row_outputs), _weights(kernels, prompt_outputs)
-    return MeasuredProduct(
+    return MeasuredMatmul(
         weight_bytes_per_s=read.nbytes / _usual_time(kernels, 1, read),
         multiply_adds_per_s=PROMPT_ROWS
         * prompt_outputs
@@ -65,9 +65,9 @@ def _weights(kernels: Kernels, outputs: int) -> PackedMatrix:
 
 
 def _usual_time(kernels: Kernels, rows: int, weights: PackedMatrix) -> float:
-    """Seconds for one product: the median of as many as fit. What else runs now slows a model down too."""
+    """The median seconds of one matmul. Other programs that run now slow it down, as they would a model."""
     x = torch.ones(rows, COLUMNS)
-    kernels.linear(x, weights)  # the first one finds pages that nobody has touched
+    kernels.linear(x, weights)  # the first one is slower: its pages are not mapped yet
     times: list[float] = []
     ends = time.perf_counter() + SECONDS
     while not times or time.perf_counter() < ends:

@@ -32,13 +32,13 @@ COPY_BYTES = 1 << 20
 
 
 class Progress(Protocol):
-    """Told how far a step has come; `total` is None when nobody knows. May be called from another thread."""
+    """Is called with how far a step has come; `total` may be unknown. May be called from another thread."""
 
     def __call__(self, step: str, done: int, total: int | None) -> None: ...
 
 
 def silent(step: str, done: int, total: int | None) -> None:
-    """The progress of someone who does not look."""
+    """Reports nothing."""
 
 
 def cache_dir() -> Path:
@@ -46,7 +46,7 @@ def cache_dir() -> Path:
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
         return Path(chosen).expanduser().absolute()
-    import platformdirs  # here, for who names a folder needs nobody to find one
+    import platformdirs  # here, because a folder that is named needs no search
 
     return Path(platformdirs.user_cache_dir("kakeya"))
 
@@ -79,8 +79,8 @@ def workspace(needed_bytes: int = 0) -> Iterator[Path]:
 def partial(sha256: str, size: int) -> Iterator[BinaryIO]:
     """The open end of the file in which these bytes gather; what an earlier fetch left is in it already.
 
-    It stays, whatever happens in the body: who has the whole file checks it and renames it away. Raises
-    DownloadFailed when another process is at it, and for the disk as `workspace` does.
+    It stays, whatever happens in the body: the caller checks the whole file and renames it. Raises
+    DownloadFailed when another process uses it, and for the disk as `workspace` does.
     """
     with _disk_errors_explained():
         path = partial_path(sha256)
@@ -122,7 +122,7 @@ def _lock(file: IO[bytes]) -> None:
 
 
 def sweep(entries: Iterable[Path], seconds: float) -> None:
-    """Remove what has not changed for so long: a killed process left it. Younger ones may be in use."""
+    """Remove entries unchanged for `seconds`: a killed process left them. Younger ones may be in use."""
     for entry in entries:
         with suppress(OSError):
             if time.time() - entry.stat().st_mtime > seconds:
@@ -198,14 +198,14 @@ def copy_stream(source: IO[bytes], target: Path, total: int, progress: Progress)
 
 
 def settle(file: IO[bytes]) -> None:
-    """Have what was written on the disk, so that a renamed file is never an empty one."""
+    """Sync the file to the disk, so that a renamed file is never an empty one."""
     file.flush()
     os.fsync(file.fileno())
 
 
 @contextmanager
 def growth_reported(folder: Path, step: str, total: int | None, progress: Progress) -> Iterator[None]:
-    """While the body fills `folder`, report how many bytes lie there. For fetchers that cannot be asked."""
+    """While the body fills `folder`, report its size. For fetchers that do not report progress."""
     finished = threading.Event()
 
     def watch() -> None:
@@ -223,10 +223,11 @@ def growth_reported(folder: Path, step: str, total: int | None, progress: Progre
 
 
 def bytes_under(root: Path) -> int:
-    """How many bytes a file or the files of a folder have; those that vanish meanwhile count nothing."""
+    """The size of a file or of all files of a folder. Files that vanish during the count are left out."""
     size = 0
-    for path in (root, *root.rglob("*")):
-        with suppress(OSError):
-            if path.is_file():
-                size += path.stat().st_size
+    with suppress(FileNotFoundError):  # a folder that vanishes ends the walk
+        for path in (root, *root.rglob("*")):
+            with suppress(OSError):
+                if path.is_file():
+                    size += path.stat().st_size
     return size

@@ -1,7 +1,7 @@
 """A checkpoint's tensors by what they are for, each checked against the configuration.
 
-Nothing is converted here: matrices come as the file has them, so that whoever loads a model decides how it is
-held, and holds no more than one layer of it twice.
+Nothing is converted here: matrices come as the file has them. So the loader decides how they are held, and
+never holds more than one layer twice.
 """
 
 import math
@@ -25,7 +25,7 @@ Stored = Tensor | BlockTensor
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """Projections of the same input, to be stacked in order into one product. The bias is float32."""
+    """Projections of the same input, stacked in order into one matmul. The bias is float32."""
 
     parts: tuple[Stored, ...]
     bias: Tensor | None = None
@@ -61,7 +61,7 @@ class ModelTensors:
         return None if self._config.tied_head else StoredMatrix((self._table("lm_head.weight"),))
 
     def final_norm(self) -> Tensor:
-        """It carries the scale of the logits: they are products of what it norms."""
+        """Scaled by the scale of the logits, which are matmuls of what it norms."""
         return self._norm("model.norm.weight", self._config.hidden_size) * self._config.logit_scale
 
     def layer(self, index: int) -> Layer[StoredMatrix]:
@@ -71,7 +71,7 @@ class ModelTensors:
         heads = config.heads_of(index)
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         input_norm, post_attention_norm, mlp_norm, post_mlp_norm = (
-            self._optional_norm(name is not None, f"{prefix}{name}.weight", hidden)
+            None if name is None else self._norm(f"{prefix}{name}.weight", hidden)
             for name in _block_norms(config)
         )
         query_norm, key_norm = self._qk_norms(attention, heads, config.layer_ropes[index])
@@ -137,9 +137,6 @@ class ModelTensors:
             self._vector(f"{prefix}{name}.bias", rows, orders.get(name)) for name, rows in outputs.items()
         ]
         return StoredMatrix(parts, torch.cat(biases))
-
-    def _optional_norm(self, present: bool, name: str, size: int) -> Tensor | None:
-        return self._norm(name, size) if present else None
 
     def _norm(self, name: str, size: int, order: Tensor | None = None) -> Tensor:
         return self._vector(name, size, order) + self._config.norm_offset

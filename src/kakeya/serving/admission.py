@@ -14,8 +14,8 @@ from kakeya.types import AdmissionPolicy
 class Admission:
     """Hands out places to generate in. Used from one event loop.
 
-    A free place of a full house goes to the waiting owner who holds the fewest, and among equals to who
-    came first. `count` is told why a request was refused; one that is let in is counted by the runtime.
+    A place that becomes free goes to the waiting owner who holds the fewest, and among equals to the one who
+    came first. `count` gets the reason of each refusal; requests that are let in are counted by the runtime.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class Admission:
         """A place for a request of `owner`, taken by `await` or by `async with`.
 
         Taking it raises ResourceExhausted when there is none (and the queue is full, or it took too long)
-        and Unavailable once the server drains. Whoever is cancelled while waiting leaves the queue.
+        and Unavailable once the server drains. A caller that is cancelled while it waits leaves the queue.
         """
         return Place(self, owner)
 
     def open(self, capacity: int) -> None:
-        """The runtime has so many sessions: so many places there are, unless a number was set."""
+        """There are as many places as the runtime has sessions, unless a number was set."""
         self._capacity = capacity
 
     def close(self) -> None:
-        """Let nobody in any more; who waits is told Unavailable. Held places stay held."""
+        """Let nobody in any more; those who wait get Unavailable. Held places stay held."""
         self._is_closed = True
         for _, turn in self._queue:
             if not turn.done():

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from kakeya.errors import ConfigError, Unauthenticated
 
-# Who calls when the server has no keys.
+# The caller's name when the server has no keys.
 OPEN_OWNER = "local"
 
 _SCHEME = "Bearer "
@@ -20,7 +20,7 @@ def hash_key(key: str) -> bytes:
 
 
 def owner_name(key_hash: bytes) -> str:
-    """The owner that a key stands for: safe to log, since neither key nor digest follow from it."""
+    """The owner that a key stands for: safe to log, since neither key nor digest follows from it."""
     return "key-" + hashlib.sha256(b"kakeya owner\0" + key_hash).hexdigest()[:16]
 
 

@@ -33,7 +33,7 @@ class Pace:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """One more stream meanwhile."""
+        """Counts one more stream while it lasts."""
         self._streams += 1
         try:
             yield

@@ -7,7 +7,7 @@ from typing import Protocol
 from kakeya.serving.pace import Pace
 from kakeya.types import Event
 
-# So many events do not wait for the end of a pause. Half of the spare slots that a slab has by default:
+# This many events do not wait for the end of a pause. They fill half of a slab's spare slots by default, and
 # the engine would soon have to wait for its reader.
 _GROUP = 8
 
@@ -56,7 +56,7 @@ class EventReader:
             await self._until_ready(1)
 
     async def _until_ready(self, events: int, at_most_s: float | None = None) -> None:
-        """Until so many events wait, or the time is over. May return early: look again."""
+        """Until that many events wait, or the time is over. May return early: look again."""
         self._woken = self._loop.create_future()
         timer = None if at_most_s is None else self._loop.call_later(at_most_s, self._wake)
         self._source.when_ready(self._announce, events)

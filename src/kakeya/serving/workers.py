@@ -18,8 +18,8 @@ class Workers:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="kakeya-rpc")
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The function's answer. It is called in any case: a caller that is cancelled meanwhile, even before
-        a thread was free, only does not learn the answer."""
+        """The function's answer. The function runs even if its caller is cancelled first, which then never
+        learns the answer."""
         loop = asyncio.get_running_loop()
         return await asyncio.shield(loop.run_in_executor(self._pool, partial(function, *args, **kwargs)))
 

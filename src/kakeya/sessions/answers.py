@@ -38,9 +38,9 @@ class Answers:
     ) -> T:
         """The answer to `call`, from `answer()` the first time.
 
-        A repeat waits for the first if need be and gets its answer, through `again` where given. An
-        error is what a repeat gets that was waiting for it; later ones are tried anew, for a refused
-        call has changed nothing.
+        A repeat waits for the first call if need be and gets its answer, through `again` where given. If the
+        first call raises, the repeats that wait for it raise the same. Later ones try again, because a
+        refused call has changed nothing.
         """
         if not call.request_id:
             return answer()
@@ -62,7 +62,7 @@ class Answers:
         return result
 
     def _claim(self, owner: str, call: Call) -> "tuple[Future[Any], bool]":
-        """The call's answer to come, and whether it is the claimer's to give."""
+        """The future of the call's answer, and whether the caller is the one to set it."""
         with self._lock:
             answers = self._owners.setdefault(owner, {})
             if call in answers:
@@ -95,6 +95,6 @@ def _events(answer: "Future[Any]") -> int:
 
 
 def _stream(answer: "Future[Any]") -> RecordedStream | None:
-    """The generate behind an answer. A failed answer is on its way out and counts as none."""
+    """The generate behind an answer; None for a failed one, which is about to be removed."""
     result = answer.result() if answer.done() and answer.exception() is None else None
     return result if isinstance(result, RecordedStream) else None

@@ -1,4 +1,4 @@
-"""A generate from its acceptance to its end: what is counted, written down and traced about it."""
+"""What is counted, logged and traced about a generate, from its acceptance to its end."""
 
 import logging
 from collections.abc import Callable
@@ -50,25 +50,25 @@ class GenerateListener(RequestListener):
     span: GenerateSpan | None = None
 
     def make_stream(self, wake: Callable[[], None]) -> EventStream:
-        """The stream its reader gets; one that remembers, if the call can be repeated."""
+        """A stream that records its events, if the call can be repeated."""
         if not self.request_id:
             return EventStream(wake)
         return RecordedStream(wake, self.recorded_events)
 
     def refused(self, error: BaseException) -> None:
-        """It was counted and then not accepted."""
+        """It was counted and then refused."""
         self.limits.end_request(self.session.owner, 0)
         if self.span is not None:
             self.span.refused(error)
 
     def answered(self, request: Request) -> None:
-        # Before the reader sees the end: whoever has read to it may start the next one at once.
+        # Before the reader sees the end, because it may start the next generate at once.
         self.limits.end_request(self.session.owner, request.emitted)
 
     def ended(self, request: Request) -> None:
         self.session.touch()
         assert request.terminal is not None
-        self._write_down(request.terminal, request.stream.taken)
+        self._log(request.terminal, request.stream.taken)
         self._keep_figures(request)
         if self.span is not None:
             self.span.end(request.terminal, request.prompt_length, request.stream.taken)
@@ -88,7 +88,7 @@ class GenerateListener(RequestListener):
             )
         )
 
-    def _write_down(self, terminal: DoneEvent | FailedEvent, tokens: int) -> None:
+    def _log(self, terminal: DoneEvent | FailedEvent, tokens: int) -> None:
         ids = {"session_id": self.session.session_id, "request_id": self.request_id}
         if isinstance(terminal, FailedEvent):
             log.error(

@@ -12,7 +12,7 @@ from kakeya.errors import ResourceExhausted
 
 @dataclass
 class _Usage:
-    """What one owner has open, and the tokens it may still spend. The latter grow back with time."""
+    """What one owner has open, and the tokens it may still spend, which grow back with time."""
 
     tokens_left: float
     refilled_at: float
@@ -23,9 +23,9 @@ class _Usage:
 class Limits:
     """Counts sessions, generates in flight and tokens by owner. Safe from any thread.
 
-    Tokens are a bucket that holds one minute's worth and fills continuously. An append must find all
-    its tokens there. A generate, whose length nobody knows, must find one and is charged at its end;
-    it may leave a debt, which time pays back before anything else is let in.
+    Tokens are a bucket that holds one minute's worth and fills continuously. An append needs all its tokens
+    in the bucket. A generate, whose length is not known, needs one and is charged at its end. The debt that
+    it may leave must be refilled before anything else is admitted.
     """
 
     def __init__(self, quotas: Quotas, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""A generate's stream that remembers what its reader got, so that it can be told again."""
+"""A generate's stream that records what its reader got, so that it can be replayed."""
 
 import threading
 from collections.abc import Callable

@@ -1,7 +1,6 @@
 """A session: a server-held conversation, as its owner sees it."""
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kakeya.engine.sequence import TokenSequence
@@ -9,7 +8,7 @@ from kakeya.errors import InvalidArgument, SessionNotFound
 from kakeya.types import SessionInfo, TurnRecord
 
 MAX_LABEL = 256
-# Enough for a plot; what is older is only counted.
+# Enough for a plot; older turns are only counted.
 RECENT_TURNS = 256
 
 
@@ -79,7 +78,7 @@ class Session:
     def describe(self, sequence: TokenSequence) -> SessionInfo:
         """What the session holds. Call on the engine thread, which owns the sequence.
 
-        Raises SessionNotFound when it was closed meanwhile.
+        Raises SessionNotFound when it has been closed.
         """
         if isinstance(sequence.error, SessionNotFound):
             raise sequence.error
@@ -101,18 +100,8 @@ class Session:
             turns=self.turns,
             generated_tokens=self.generated_tokens + _taken(sequence),
             recent_turns=self.recent_turns,
+            shared_tokens=sequence.copied,
         )
-
-
-def describe_open(sessions: Sequence[Session]) -> Callable[[TokenSequence], SessionInfo | None]:
-    """What one of the sessions holds, by its sequence; None if it was closed. For the engine thread."""
-    by_sequence = {id(session.sequence): session for session in sessions}
-
-    def describe(sequence: TokenSequence) -> SessionInfo | None:
-        session = by_sequence[id(sequence)]
-        return None if session.is_closed else session.describe(sequence)
-
-    return describe
 
 
 def _taken(sequence: TokenSequence) -> int:

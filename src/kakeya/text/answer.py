@@ -1,6 +1,6 @@
-"""An answer's tokens as text that may be shown: whole characters, no stop strings, nothing of its end token.
+"""An answer's tokens as text that may be shown: whole characters, no stop strings, no end token.
 
-All front ends read their answers through `AnswerText`. It does no I/O: whoever reads a stream feeds it.
+All front ends read their answers through `AnswerText`. It does no I/O: the reader of a stream feeds it.
 """
 
 from collections import deque
@@ -51,8 +51,8 @@ class _Waiting:
 class AnswerText:
     """Feed it the tokens of an answer, and take the pieces that are ready.
 
-    A token that the tokenizer does not know has no text: a model's vocabulary may be padded. Tokens are told
-    only with `tells_tokens`, each when all of its text is shown.
+    A token that the tokenizer does not know has no text: a model's vocabulary may be padded. Pieces have
+    tokens only with `tells_tokens`, each token in the piece that completes its text.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class AnswerText:
         tells_end: bool = False,
         special: bool = False,
     ) -> None:
-        """`end_token_ids` end an answer. They have no text, and are told as tokens only with `tells_end`.
-        `continues` are the tokens whose text the answer goes on with, where it is not a text of its own.
-        With `special` the text spells special tokens out.
+        """`end_token_ids` end an answer. They have no text, and pieces have them as tokens only with
+        `tells_end`. `continues` are the tokens before an answer that continues a text. With `special` the
+        text spells special tokens out.
 
         Raises InvalidArgument for a stop string that is empty.
         """

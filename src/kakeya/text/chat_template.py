@@ -57,7 +57,7 @@ class ChatTemplate:
     def _compiled(self) -> "jinja2.Template":
         if self._source is None:
             raise InvalidArgument("this model has no chat template; send it plain text instead")
-        # Here, for plain text needs no Jinja.
+        # Imported here because plain text needs no Jinja.
         from kakeya.text.sandbox import compiled
 
         return compiled(self._source)

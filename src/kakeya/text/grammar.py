@@ -24,7 +24,7 @@ __all__ = ["Grammar", "GrammarCompiler", "GrammarState", "ToolSpec"]
 
 KEPT_GRAMMARS = 64
 MAX_SCHEMA_CHARACTERS = 256 * 1024
-# One space, or a new line and its indentation: with more, a small model may go on writing nothing for ever.
+# One space, or a new line and its indentation: with more, a small model may write white space for ever.
 _OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,32})"}
 _GOOD_ENDS = ("NotStopped", "NoExtension", "EndOfSentence")
 
@@ -85,7 +85,7 @@ class GrammarState:
         self._check()
 
     def _end(self) -> None:
-        # Not told to the matcher: it would not count an EOS that it was waiting for.
+        # The matcher does not get it: it would not count an EOS that it was waiting for.
         if not self._matcher.is_accepting():
             raise StepFailed("the answer ended before the grammar did")
         self._ended = True
@@ -225,7 +225,7 @@ def _first_line(text: str) -> str:
 
 
 def _written(schema: Schema, name: str) -> str:
-    """The schema as JSON. Raises InvalidArgument for what is none, or is too large."""
+    """The schema as JSON. Raises InvalidArgument for what is not JSON, or is too large."""
     try:
         text = json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

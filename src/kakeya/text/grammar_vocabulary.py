@@ -1,7 +1,7 @@
 """Our tokenizer as llguidance sees it: the bytes of each token, the special ones, and how text is cut.
 
-Where a grammar leaves only one way to go on, llguidance asks for the usual tokens of that text and forces
-them. They must spell exactly that text, or the mask would be wrong: this is seen to here.
+Where a grammar allows only one continuation, llguidance asks for the usual tokens of that text and forces
+them. They must spell exactly that text, or the mask would be wrong. This module makes sure that they do.
 """
 
 import re
@@ -72,7 +72,7 @@ class _Vocabulary:
         while data:
             length = next((n for n in range(self._longest, 0, -1) if data[:n] in self._by_bytes), 0)
             if not length:
-                break  # llguidance will find that the grammar cannot go on
+                break  # llguidance will find that the grammar cannot continue
             ids.append(self._by_bytes[data[:length]])
             data = data[length:]
         return ids

@@ -1,4 +1,4 @@
-"""What in a JSON Schema cannot be honoured, and where it stands."""
+"""Finds what in a JSON Schema cannot be honoured, and where it is."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -26,7 +26,7 @@ _MOST_TRIES = 4000
 
 
 def check_schema(schema: Schema, name: str) -> None:
-    """Raises InvalidArgument for what would compile and then not be kept; `name` is the schema's."""
+    """Raises InvalidArgument for what would compile and then not be obeyed. `name` names the schema."""
     if isinstance(schema, Mapping) and "x-guidance" in schema:
         raise InvalidArgument(f"{name}: x-guidance is not a keyword of JSON Schema")
     for pointer, part in _walk(schema):

@@ -1,7 +1,7 @@
 """How a tokenizer's vocabulary spells bytes.
 
-Working with bytes instead of decoded strings makes decoding additive: the bytes of a sequence are the
-bytes of its tokens joined, so streaming and one-shot decoding cannot disagree, whatever is generated.
+The bytes of a sequence are the bytes of its tokens joined. So streaming and decoding at once cannot disagree,
+whatever is generated.
 """
 
 import json

@@ -35,7 +35,7 @@ class StopStrings:
             _, start, self._matched = min(hits)
             self._held = ""
             return text[:start]
-        safe = len(text) - self._longest_beginning(text)
+        safe = len(text) - begun(self._stops, text)
         self._held = text[safe:]
         return text[:safe]
 
@@ -44,10 +44,11 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _longest_beginning(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
-        for length in range(min(longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
-        return 0
+
+def begun(strings: Sequence[str], text: str) -> int:
+    """The length of the longest end of `text` that begins one of the strings and is not all of it."""
+    longest = max((len(string) for string in strings), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(string.startswith(text[-length:]) for string in strings):
+            return length
+    return 0

@@ -9,12 +9,12 @@ Writing and reading are both here, and the grammar that a model is held to is bu
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
 from kakeya.errors import InvalidArgument
+from kakeya.text.stop import begun
 
 OPEN_TAG = "<tool_call>"
 CLOSE_TAG = "</tool_call>"
@@ -83,13 +83,6 @@ class CallEnd:
 ToolEvent = TextPiece | CallBegin | ArgumentsPiece | CallEnd
 
 
-class _Place(Enum):
-    TEXT = auto()
-    HEAD = auto()
-    ARGUMENTS = auto()
-    TAIL = auto()
-
-
 class ToolCallParser:
     """Splits a stream of text into text and calls; how the text was cut into pieces makes no difference.
 
@@ -98,27 +91,21 @@ class ToolCallParser:
     """
 
     def __init__(self) -> None:
-        self._place = _Place.TEXT
+        self._step: Callable[[list[ToolEvent]], None] = self._text
         self._held = ""
         self._gap = ""  # white space before the tag just read
         self._calls = 0
         self._follows_call = False
         self._object = _ObjectEnd()
-        self._steps = {
-            _Place.TEXT: self._text,
-            _Place.HEAD: self._head,
-            _Place.ARGUMENTS: self._arguments,
-            _Place.TAIL: self._tail,
-        }
 
     def feed(self, piece: str) -> list[ToolEvent]:
         """What this piece completes."""
         self._held += piece
         events: list[ToolEvent] = []
-        place = None
-        while self._held and place is not self._place:
-            place = self._place
-            self._steps[place](events)
+        done = None
+        while self._held and done != self._step:
+            done = self._step
+            done(events)
         return events
 
     def finish(self) -> list[ToolEvent]:
@@ -127,7 +114,7 @@ class ToolCallParser:
         A call that was cut short is not ended: its `CallEnd` is missing, or it never began.
         """
         held, self._held = self._held, ""
-        if self._place is not _Place.TEXT or not held or (self._follows_call and held.isspace()):
+        if self._step != self._text or not held or (self._follows_call and held.isspace()):
             return []
         return [TextPiece(held)]
 
@@ -135,9 +122,9 @@ class ToolCallParser:
         text, tag, rest = self._held.partition(OPEN_TAG)
         if tag:
             shown = text.rstrip()
-            self._place, self._held, self._gap = _Place.HEAD, rest, text[len(shown) :]
+            self._step, self._held, self._gap = self._head, rest, text[len(shown) :]
         else:
-            shown = _without_beginning(text, OPEN_TAG).rstrip()
+            shown = text[: len(text) - begun([OPEN_TAG], text)].rstrip()
             self._held = text[len(shown) :]
         if shown:
             self._follows_call = False
@@ -148,18 +135,18 @@ class ToolCallParser:
         name = _read_name(head[1]) if head else None
         if head and name is not None:
             events.append(CallBegin(self._calls, name))
-            self._place, self._held = _Place.ARGUMENTS, self._held[head.end() :]
+            self._step, self._held = self._arguments, self._held[head.end() :]
         elif CLOSE_TAG in self._held:
             odd, _, self._held = self._held.partition(CLOSE_TAG)
             events.append(TextPiece(self._gap + OPEN_TAG + odd + CLOSE_TAG))
-            self._place, self._follows_call = _Place.TEXT, False
+            self._step, self._follows_call = self._text, False
 
     def _arguments(self, events: list[ToolEvent]) -> None:
         end = self._object.find(self._held)
         events.append(ArgumentsPiece(self._calls, self._held[:end]))
         self._held = self._held[end:] if end is not None else ""
         if end is not None:
-            self._place = _Place.TAIL
+            self._step = self._tail
 
     def _tail(self, events: list[ToolEvent]) -> None:
         if CLOSE_TAG in self._held:
@@ -167,7 +154,7 @@ class ToolCallParser:
             events.append(CallEnd(self._calls))
             self._calls += 1
             self._follows_call = True
-            self._place = _Place.TEXT
+            self._step = self._text
 
 
 class _ObjectEnd:
@@ -207,11 +194,3 @@ def _read_name(quoted: str) -> str | None:
         return str(json.loads(quoted))
     except ValueError:
         return None
-
-
-def _without_beginning(text: str, tag: str) -> str:
-    """The text without the longest end of it that begins the tag."""
-    for length in range(min(len(tag) - 1, len(text)), 0, -1):
-        if tag.startswith(text[-length:]):
-            return text[:-length]
-    return text

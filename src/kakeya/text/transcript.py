@@ -1,8 +1,7 @@
 """A conversation as a session takes it: the first turn whole, every later turn only what is new.
 
-The rule for a template that writes the earlier part differently once a message follows (one that moves the
-system message, say): nothing can be appended then, so the turn is the whole conversation, and says so with
-`restarts`. Its ids belong into a fresh session.
+Some templates write the earlier part differently once a message follows; one may move the system message.
+Then nothing can be appended: the turn is the whole conversation, marked `restarts`, for a fresh session.
 """
 
 from collections.abc import Iterable, Sequence

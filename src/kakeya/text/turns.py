@@ -1,9 +1,9 @@
 """What a chat template writes, as the ids that an append-only session takes.
 
-A session's history is append-only, so after an answer only the ids that the template writes behind it are
+A session's history is append-only. So after an answer only the ids that the template writes behind it are
 appended: what closes the answer, the new messages, and what opens the next answer. They are found by
-rendering the last exchange with a stand-in for the answer, so what the model really said is never written a
-second time (and stays as it was said, also where a template would drop part of it, such as its thinking).
+rendering the last exchange with a stand-in for the answer. What the model really said is never rendered, and
+stays in the history even where a template would drop part of it, such as its thinking.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -98,7 +98,7 @@ class Turns:
 
 
 def _last_exchange(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """The opening and what came from the last user message on: all that a template looks back to, and short
+    """The opening, and everything from the last user message on: all that a template looks back to, and short
     however long the conversation is."""
     opening = opening_of(messages)
     rest = messages[len(opening) :]

@@ -13,9 +13,8 @@ from kakeya.engine.state import on_device, read_state, write_state
 from kakeya.errors import StepFailed
 from kakeya.types import DoneEvent, Numerics, SamplingParams, StopReason, TokenEvent
 from support import families, tiny
-from support.device import make_device_backend
-from support.proposers import FunctionProposer, NothingKept
-from support.turns import GREEDY, say, tokens_of
+from support.engines import GREEDY, FunctionProposer, NothingKept, say, tokens_of
+from support.tiny import make_device_backend
 
 CONFIGS = {"llama": None} | families.BOUNDED
 SAMPLINGS = {
@@ -260,15 +259,15 @@ def test_a_row_without_a_finite_logit_fails_its_own_request(device_engine: Calla
 def test_more_logits_than_the_head_takes_at_once(
     device_engine: Callable[..., Engine], sampling: SamplingParams
 ) -> None:
-    """Scores of a block and drafts go through the head in parts; the bits are the same."""
+    """Scores of a block and drafts go through the head in several calls; the bits are the same."""
     engine = device_engine(numerics=Numerics.EXACT)
     tokens = [5, 9, 22, 13, 7, 11, 2, 40]
     whole, said = engine.score(tokens), say(engine, engine.open("someone", []), tokens, 12, sampling)
     guess = FunctionProposer(lambda history: said[len(history) - 8 :][:2])
-    parts = device_engine(numerics=Numerics.EXACT, proposer=guess)
-    parts._backend._head_rows = 2
-    assert torch.equal(parts.score(tokens), whole)
-    assert say(parts, parts.open("someone", []), tokens, 12, sampling) == said
+    several = device_engine(numerics=Numerics.EXACT, proposer=guess)
+    several._backend._head_rows = 2
+    assert torch.equal(several.score(tokens), whole)
+    assert say(several, several.open("someone", []), tokens, 12, sampling) == said
 
 
 def test_every_batch_size_gives_the_same_tokens(device_engine: Callable[..., Engine]) -> None:

@@ -26,9 +26,8 @@ from kakeya.types import (
     WeightFormat,
 )
 from support import tiny
-from support.device import make_device_backend
-from support.runtimes import tiny_runtime
-from support.turns import GREEDY, say, tokens_of
+from support.engines import GREEDY, say, tokens_of
+from support.tiny import make_device_backend, tiny_runtime
 
 pytestmark = [
     pytest.mark.gpu,
@@ -217,8 +216,8 @@ from kakeya.engine.device import is_lost
 from kakeya.engine.engine import Engine
 from kakeya.errors import Unavailable
 from support import tiny
-from support.device import make_device_backend
-from support.turns import say
+from support.engines import say
+from support.tiny import make_device_backend
 
 device, config = torch.device("cuda", 0), tiny.engine_config()
 engine = Engine(make_device_backend(Path({directory!r}), config, device), config).start()

@@ -15,7 +15,7 @@ from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.sequence import TokenSequence
 from kakeya.types import Numerics, SamplingParams
 from support import tiny
-from support.device import make_device_backend
+from support.tiny import make_device_backend
 
 SHAPES = (StepShape(1), StepShape(64, 128, 64, 192), StepShape(8))
 
@@ -112,7 +112,7 @@ def test_a_backend_captures_all_its_buckets(tiny_llama: Path, monkeypatch: pytes
     assert not backend.pool.storage.any()
 
 
-def test_a_prepared_step_chooses_what_a_launch_chooses_as_often_as_it_is_replayed(tiny_llama: Path) -> None:
+def test_a_prepared_step_samples_what_a_launch_samples_at_every_replay(tiny_llama: Path) -> None:
     backend = make_device_backend(tiny_llama, tiny.engine_config())
     slabs = [backend.pool.allocate() for _ in range(3)]
     for slab in slabs:
@@ -122,19 +122,19 @@ def test_a_prepared_step_chooses_what_a_launch_chooses_as_often_as_it_is_replaye
     requests = [SampleRequest(SamplingParams(), segment.end) for segment in segments]
     with torch.inference_mode():
         backend.launch(segments, requests)
-    launched = backend._space.chosen[:3].tolist()
-    replay = backend.prepared(segments, requests)
+    launched = backend._space.sampled[:3].tolist()
+    replay = backend.prepare(segments, requests)
     for _ in range(2):
-        backend._space.chosen.fill_(-1)
+        backend._space.sampled.fill_(-1)
         replay()
-        assert backend._space.chosen[:3].tolist() == launched
+        assert backend._space.sampled[:3].tolist() == launched
 
 
 def test_a_step_that_no_graph_holds_is_not_prepared(tiny_llama: Path) -> None:
     backend = make_device_backend(tiny_llama, tiny.engine_config(numerics=Numerics.EXACT))
     prompt = Segment(TokenSequence(backend.pool.allocate(), "any", (), None), 0, [1, 2, 3], 0, 1)
     with pytest.raises(AssertionError, match="no graph is captured"):
-        backend.prepared([prompt], [SampleRequest(SamplingParams(), prompt.end)])
+        backend.prepare([prompt], [SampleRequest(SamplingParams(), prompt.end)])
 
 
 class Event:
@@ -151,11 +151,11 @@ class Event:
 
 
 def test_a_device_event_is_one_of_the_threads_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, chosen = Stream(), []
+    stream, entered = Stream(), []
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda aside: chosen.append(aside) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "stream", lambda aside: entered.append(aside) or nullcontext())
     device = torch.device("cuda", 77)  # one that nobody has asked for a stream yet
     event = DeviceEvent(device).record()
     event.wait()
@@ -165,4 +165,4 @@ def test_a_device_event_is_one_of_the_threads_stream(monkeypatch: pytest.MonkeyP
     for _ in range(2):
         with on_side_stream(device):
             pass
-    assert chosen[0] is chosen[1] is not stream
+    assert entered[0] is entered[1] is not stream

@@ -13,7 +13,7 @@ from kakeya.engine.cuda.matmul import Matmuls
 from kakeya.engine.cuda.shapes import StepBuckets
 from kakeya.engine.cuda.weights import Matrix
 from kakeya.engine.cuda.workspace import Workspace, WorkspacePlan
-from kakeya.kernels.gpu import MAX_PRODUCT_ROWS, Activation
+from kakeya.kernels.gpu import MAX_MATMUL_ROWS, Activation
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
 from support import tiny
 
@@ -23,16 +23,16 @@ MODEL = TINY_LLAMA.model
 
 @dataclass
 class Own(TorchKernels):
-    """Torch's kernels, which take every product: in as many parts as they may, at most 2."""
+    """Torch's kernels, which take every matmul, with as many splits as allowed and at most 2."""
 
     made: list[tuple[int, ...]] = field(default_factory=list)
 
-    def product_parts(self, rows: int, weight: Tensor, outputs: int, most: int = 1) -> int:
+    def k_splits(self, rows: int, weight: Tensor, outputs: int, most: int = 1) -> int:
         return min(most, 2)
 
-    def product(self, x: Tensor, weight: Tensor, out: Tensor, *, gate: Activation | None = None) -> None:
+    def matmul(self, x: Tensor, weight: Tensor, out: Tensor, *, gate: Activation | None = None) -> None:
         self.made.append(tuple(out.shape))
-        super().product(x, weight, out, gate=gate)
+        super().matmul(x, weight, out, gate=gate)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_our_matmuls_have_the_librarys_numbers(space: Workspace, exact: bool, bi
     matmuls(space.normed, matrix, space.qkv, ROWS)
     assert _close(space.qkv[:ROWS], functional.linear(space.normed[:ROWS], matrix.weight, matrix.bias))
     matrix = _matrix(hidden, hidden, bias=bias)
-    added = matmuls.projected(space.normed, matrix, ROWS).view(-1, ROWS, hidden).sum(0)
+    added = matmuls.project(space.normed, matrix, ROWS).view(-1, ROWS, hidden).sum(0)
     assert _close(added, functional.linear(space.normed[:ROWS], matrix.weight, matrix.bias))
     own = [(ROWS, space.qkv.shape[1]), (2, ROWS, hidden)]
     assert kernels.made == ([] if exact or bias else own)
@@ -72,20 +72,20 @@ def test_our_matmuls_have_the_librarys_numbers(space: Workspace, exact: bool, bi
         (ROWS, 512, 4),
         (ROWS, 128, 1),
         (ROWS, 96, 1),
-        (MAX_PRODUCT_ROWS, 512, 2),
-        (MAX_PRODUCT_ROWS + 1, 512, 1),
+        (MAX_MATMUL_ROWS, 512, 2),
+        (MAX_MATMUL_ROWS + 1, 512, 1),
     ],
 )
 def test_a_librarys_matmul_is_split_along_k(
     monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, splits: int
 ) -> None:
-    """In fewer the more there is to do, whole where a part's columns would not be whole tiles."""
+    """Fewer splits for more outputs, and none where the columns of a split would not be whole tiles."""
     hidden = MODEL.hidden_size
-    monkeypatch.setattr(matmul_module, "_FEW_OUTPUTS", (MAX_PRODUCT_ROWS - 1) * hidden)
+    monkeypatch.setattr(matmul_module, "_FEW_OUTPUTS", (MAX_MATMUL_ROWS - 1) * hidden)
     limits = StepBuckets(tiny.engine_config(max_batch_tokens=512)).limits
     space = Workspace(WorkspacePlan(MODEL, limits, torch.float32), torch.device("cpu"))
     x, matrix = torch.randn(rows, columns), _matrix(hidden, columns)
-    made = Matmuls(TorchKernels(), space, exact=False).projected(x, matrix, rows)
+    made = Matmuls(TorchKernels(), space, exact=False).project(x, matrix, rows)
     assert made.numel() == splits * rows * hidden
     assert _close(made.view(splits, rows, hidden).sum(0), functional.linear(x, matrix.weight))
 
@@ -94,7 +94,7 @@ def test_a_librarys_matmul_is_split_along_k(
 def test_exact_and_biased_matmuls_are_whole(space: Workspace, exact: bool, bias: bool) -> None:
     matrix = _matrix(MODEL.hidden_size, 512, bias=bias)
     x = torch.randn(len(space.projected), 512)
-    made = Matmuls(TorchKernels(), space, exact).projected(x, matrix, ROWS)
+    made = Matmuls(TorchKernels(), space, exact).project(x, matrix, ROWS)
     assert made.shape == (ROWS, MODEL.hidden_size)
 
 

@@ -1,7 +1,5 @@
 """The plan of a device's memory beside what is really allocated there."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -12,14 +10,13 @@ from kakeya.engine.cuda.memory import device_memory
 from kakeya.engine.cuda.shapes import StepBuckets
 from kakeya.engine.cuda.tables import Layout
 from kakeya.engine.cuda.workspace import Workspace, WorkspacePlan
-from kakeya.engine.slab import slab_geometry
-from kakeya.kernels.gpu import ChoiceScratch, splits_for
+from kakeya.kernels.gpu import SamplingScratch, kv_splits
 from kakeya.models.config import ModelConfig
 from kakeya.types import BackendChoice, Numerics
 
 
 def most_split(rows: int, model: ModelConfig) -> int:
-    splits = splits_for(rows, model.num_kv_heads)
+    splits = kv_splits(rows, model.num_kv_heads)
     return rows * splits if splits > 1 else 0
 
 
@@ -33,18 +30,19 @@ def test_the_plan_holds_every_buffer_of_a_step(shape: Shape, numerics: Numerics,
     config = EngineConfig(backend=BackendChoice.CUDA, capacity=capacity, numerics=numerics)
     model, limits, meta = shape.model, StepBuckets(config).limits, torch.device("meta")
     space = Workspace(WorkspacePlan(model, limits, torch.bfloat16), meta)
-    weights = SimpleNamespace(config=model)
-    heads = attention_shape(weights, SimpleNamespace(geometry=slab_geometry(model, config)))
+    heads = attention_shape(model, config.cache)
     exact = numerics is Numerics.EXACT
     scratch = TritonKernels().scratch(
         heads,
         torch.bfloat16,
         meta,
-        prompt_rows=0 if exact else limits.rows,
-        parts=EXACT_SPLITS * limits.rows if exact else max(most_split(rows, model) for rows in range(1, 513)),
+        prefill_rows=0 if exact else limits.rows,
+        partials=EXACT_SPLITS * limits.rows
+        if exact
+        else max(most_split(rows, model) for rows in range(1, 513)),
     )
-    choosing = ChoiceScratch.of(*space.logits.shape, meta)
-    tensors = [each for held in (space, scratch, choosing) for each in vars(held).values()]
+    sampling = SamplingScratch.of(*space.logits.shape, meta)
+    tensors = [each for held in (space, scratch, sampling) for each in vars(held).values()]
     tables = max(place.stop for place in Layout(limits).places().values()) * 4
     held = tables + sum(each.nbytes for each in tensors)
     planned = device_memory(model, config).workspace

@@ -18,8 +18,8 @@ from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.state import read_state, write_state
 from kakeya.types import DType, Numerics, SamplingParams, WeightFormat
 from support import families, tiny
-from support.device import make_device_backend
-from support.turns import GREEDY, say, tokens_of
+from support.engines import GREEDY, say, tokens_of
+from support.tiny import make_device_backend
 
 FLOAT32 = tiny.engine_config(numerics=Numerics.EXACT)
 BFLOAT16 = tiny.engine_config(numerics=Numerics.EXACT, dtype=DType.BFLOAT16, weights=WeightFormat.BF16)
@@ -37,16 +37,16 @@ class Bench:
         self.seen: dict[tuple[int, int], Tensor] = {}
         self.backend = make_device_backend(directory, config)
         self._launch, self._follow = self.backend.launch, self.backend.follow
-        self._choose = self.backend._decoder.choose
+        self._sample = self.backend._decoder.sample
         self._rows: list[Tensor] = []
         self._places: list[tuple[int, int]] = []
         self.backend.launch, self.backend.follow = self.launch, self.follow
-        self.backend._decoder.choose = self.choose
+        self.backend._decoder.sample = self.sample
         self.engine = Engine(self.backend, config).start()
 
-    def choose(self, shape: StepShape, logits: Tensor, first: int = 0) -> None:
+    def sample(self, shape: StepShape, logits: Tensor, first: int = 0) -> None:
         self._rows += logits.clone()
-        self._choose(shape, logits, first)
+        self._sample(shape, logits, first)
 
     def launch(
         self,

@@ -26,8 +26,8 @@ from kakeya.models.checkpoint import Checkpoint, open_checkpoint
 from kakeya.models.config import ModelConfig
 from kakeya.types import BackendChoice, DType, Numerics, TokenEvent, WeightFormat
 from support import families, tiny
-from support.proposers import FunctionProposer
-from support.runtimes import answer, new_session, tiny_runtime
+from support.engines import FunctionProposer
+from support.tiny import answer, new_session, tiny_runtime
 
 CPU = torch.device("cpu")
 CUDA_CONFIG = EngineConfig(backend=BackendChoice.CUDA, capacity=4)
@@ -103,7 +103,7 @@ def test_heads_of_different_sizes_are_refused_by_name(tmp_path: Path) -> None:
         load_weights(open_checkpoint(tmp_path), dtype=DType.FLOAT32, weights=WeightFormat.AUTO, device=CPU)
 
 
-def test_weights_that_products_cannot_take_are_refused_by_name(tiny_llama: Path) -> None:
+def test_weights_that_a_matmul_cannot_take_are_refused_by_name(tiny_llama: Path) -> None:
     checkpoint = open_checkpoint(tiny_llama)
     for weights in (WeightFormat.INT4, WeightFormat.INT8):
         with pytest.raises(ConfigError, match=f"weights={weights.value} is not available on cuda"):
@@ -148,10 +148,13 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic() -> None:
     sum_of_it = r"weights 1,000 \+ workspace 200 \+ graphs 30 \+ moves 4 = 1,234 bytes"
     with pytest.raises(ConfigError, match=f"the model does not fit on the device: {sum_of_it}, and 1,234 "):
         memory.room(1234)
-    memory.check(slabs=10, slab_bytes=100, free=2234)
-    words = rf"11 slabs x 100 bytes = 1,100 beside {sum_of_it}, and 2,234 bytes are free: room for 10 slabs"
+    memory.check(slabs=10, slab_bytes=100, prefix_bytes=0, free=2234)
+    words = (
+        rf"10 slabs x 100 bytes = 1,000 beside 50 of beginnings and {sum_of_it}, and 2,234 bytes are free: "
+        "room for 9 slabs"
+    )
     with pytest.raises(ConfigError, match=words):
-        memory.check(slabs=11, slab_bytes=100, free=2234)
+        memory.check(slabs=10, slab_bytes=100, prefix_bytes=50, free=2234)
 
 
 def test_a_large_model_on_a_large_device(tiny_llama: Path) -> None:
@@ -217,10 +220,10 @@ def test_buffers_are_made_for_the_sessions_that_fit(
     slab = slab_geometry(model, config).slab_bytes
     capacity = backends.room_for_sessions(Shaped(model), config, 4096) // slab  # type: ignore[arg-type]
     for sessions in range(1, capacity + 1):
-        device_memory(model, replace(config, capacity=sessions)).check(sessions, slab, int(free))
+        device_memory(model, replace(config, capacity=sessions)).check(sessions, slab, 0, int(free))
     with pytest.raises(ConfigError, match="does not fit"):
         more = capacity + capacity // 10 + 2
-        device_memory(model, replace(config, capacity=more)).check(more, slab, int(free))
+        device_memory(model, replace(config, capacity=more)).check(more, slab, 0, int(free))
 
 
 def test_the_device_backend_opens_on_a_cpu(tiny_llama: Path) -> None:
@@ -363,8 +366,7 @@ from kakeya.runtime import Runtime
 from kakeya.config import EngineConfig
 from kakeya.text import Tokenizer
 from support import tiny
-from support.runtimes import answer, new_session, tiny_runtime
-from support.vocabularies import byte_level_files
+from support.tiny import answer, byte_level_files, new_session, tiny_runtime
 import torch
 
 checkpoint = open_checkpoint({directory!r})

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from kakeya.config import CacheConfig, EngineConfig
 from kakeya.types import BackendChoice, DType, KernelChoice, WeightFormat
-from support.device import make_device_backend
-from support.planned import Room
+from support.engines import Room
+from support.tiny import make_device_backend
 
 
 def test_a_prompt_is_computed_beside_three_hundred_streams(tiny_llama: Path) -> None:

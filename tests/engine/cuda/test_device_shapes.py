@@ -13,7 +13,7 @@ from kakeya.engine.cuda.arranging import Arranger, Wave
 from kakeya.engine.cuda.shapes import StepBuckets, StepShape, decode_buckets
 from kakeya.engine.cuda.tables import BUFFERS, HostTables, StepTables
 from kakeya.engine.sampler import SampleRequest
-from kakeya.kernels.gpu import MAX_SPLITS, TILE_ROWS, splits_for
+from kakeya.kernels.gpu import MAX_KV_SPLITS, TILE_ROWS, kv_splits
 from kakeya.types import BackendChoice, Numerics, SamplingParams
 from support import tiny
 
@@ -38,9 +38,9 @@ def test_every_batch_has_a_bucket(most: int, kv_heads: int) -> None:
     assert list(buckets) == sorted(set(buckets))
     assert buckets[-1] >= most
     for bucket in buckets:
-        splits = splits_for(bucket, kv_heads)
+        splits = kv_splits(bucket, kv_heads)
         assert splits & (splits - 1) == 0
-        assert splits <= MAX_SPLITS
+        assert splits <= MAX_KV_SPLITS
 
 
 configurations = st.builds(
@@ -97,9 +97,9 @@ def test_larger_batches_take_few_more_graphs(capacity: int) -> None:
     assert len(buckets.captured) < 60
     step = buckets.captured_mixed(min(capacity, 300), 2048, 1, min(capacity, 300) + 1)
     assert step in buckets.captured
-    assert step.prompt_rows == 2048
+    assert step.prefill_rows == 2048
     two_prompts = buckets.captured_mixed(0, 2100, 2, 2)
-    assert two_prompts.prompt_rows <= 4096, "no prompt is padded to the whole budget"
+    assert two_prompts.prefill_rows <= 4096, "no prompt is padded to the whole budget"
 
 
 class Layouts:
@@ -140,7 +140,7 @@ def test_prompts_lie_behind_single_tokens() -> None:
     step = layouts.arranger.arrange(layouts.host, segments, 5)
     shape = step.shape
     assert step.is_captured
-    assert (shape.decode_rows, shape.prompt_rows) == (8, 128)
+    assert (shape.decode_rows, shape.prefill_rows) == (8, 128)
     assert step.waves == (Wave(0, 8),)
     assert layouts.column("slabs", shape.rows) == [4, *[-1] * 7, *[2] * 70, *[5] * 3, *[-1] * 55]
     assert layouts.column("token_ids", 81)[0] == 50
@@ -223,7 +223,7 @@ class CountedCopies(StepTables):
         return list(self.copies)
 
 
-ROWS = ("token_ids", "choice_positions")
+ROWS = ("token_ids", "sampling_positions")
 
 
 def test_only_what_changed_travels() -> None:
@@ -241,17 +241,17 @@ def test_only_what_changed_travels() -> None:
     assert tables.step() == [ROWS]
 
 
-def test_choices_arrive_as_they_were_meant() -> None:
+def test_sampling_settings_arrive_unchanged() -> None:
     tables = CountedCopies()
     tables.step(GREEDY, WARM)
-    rows, choice = tables.logits(StepShape(4), 0, 4)
-    assert choice.temperature.tolist() == [0.0, 0.5, 0.0, 0.0]
-    assert choice.top_k.tolist()[:2] == [0, 7]
-    assert choice.top_p.tolist()[:2] == [1.0, pytest.approx(0.9)]
-    assert choice.min_p.tolist()[:2] == [0.0, pytest.approx(0.1)]
-    assert choice.seed.tolist()[:2] == [0, -1]
-    assert choice.seed.dtype == torch.int64
-    assert choice.positions.tolist()[:2] == [77, 77]
+    rows, sampling = tables.logits(StepShape(4), 0, 4)
+    assert sampling.temperature.tolist() == [0.0, 0.5, 0.0, 0.0]
+    assert sampling.top_k.tolist()[:2] == [0, 7]
+    assert sampling.top_p.tolist()[:2] == [1.0, pytest.approx(0.9)]
+    assert sampling.min_p.tolist()[:2] == [0.0, pytest.approx(0.1)]
+    assert sampling.seed.tolist()[:2] == [0, -1]
+    assert sampling.seed.dtype == torch.int64
+    assert sampling.positions.tolist()[:2] == [77, 77]
     assert rows.slabs.data_ptr() == tables.rows(0, 4).slabs.data_ptr()
 
 
@@ -267,7 +267,7 @@ def test_a_fresh_table_belongs_to_nobody() -> None:
     tables = StepTables(StepBuckets(tiny.engine_config()).limits, CPU)
     shape = StepShape(4, 32, 16, 36)
     assert (tables.rows(0, 36).slabs == -1).all()
-    assert (tables.prompt(shape).tiles == -1).all()
-    assert (tables.prompt(shape).row_segments == -1).all()
+    assert (tables.prefill(shape).tiles == -1).all()
+    assert (tables.prefill(shape).row_segments == -1).all()
     assert (tables.logits(shape, 0, 36)[0].slabs == -1).all()
     assert np.all(tables.begin().table("slabs") == 0)

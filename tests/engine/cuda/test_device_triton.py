@@ -9,7 +9,7 @@ import pytest
 
 from kakeya.types import Numerics
 from support import tiny
-from support.interpreting import interpreting
+from support.gpu_kernels import interpreting
 
 # A process of its own, because triton asks the environment when it is imported.
 PROGRAM = """
@@ -19,16 +19,18 @@ from pathlib import Path
 from kakeya.engine.engine import Engine
 from kakeya.kernels.gpu.triton_kernels import TritonKernels
 from kakeya.types import Numerics, SamplingParams
-from support import device, tiny
-from support.turns import say, tokens_of
+from support import tiny
+from support.engines import say, tokens_of
+from support.gpu_kernels import hurry_interpreter
 
 torch.set_num_threads(1)
-device.load_gpu_kernels = lambda where, choice: TritonKernels()
+hurry_interpreter()
+tiny.load_gpu_kernels = lambda where, choice: TritonKernels()
 directory, numerics = Path(sys.argv[1]), Numerics(sys.argv[2])
 config = tiny.engine_config(numerics=numerics, capacity=2, max_batch_tokens=16)
 said = []
 for backend in (
-    tiny.make_backend(tiny.load(directory, config), config), device.make_device_backend(directory, config)
+    tiny.make_backend(tiny.load(directory, config), config), tiny.make_device_backend(directory, config)
 ):
     engine = Engine(backend, config).start()
     first, second = engine.open("first", []), engine.open("second", [])
@@ -45,6 +47,7 @@ assert said[0] == said[1], said
 
 
 # Not imported to find out: that must wait for the process below.
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed here")
 @pytest.mark.parametrize("numerics", Numerics)
 def test_the_engine_says_the_same_over_triton(tmp_path: Path, numerics: Numerics) -> None:

@@ -16,8 +16,8 @@ from kakeya.models.checkpoint import Checkpoint, open_checkpoint
 from kakeya.models.tensors import ModelTensors, Stored, as_float
 from kakeya.types import BackendChoice, DType, WeightFormat
 from support import gguf_files, tiny
-from support.device import make_device_backend
-from support.turns import GREEDY, say
+from support.engines import GREEDY, say
+from support.tiny import make_device_backend
 
 CPU = torch.device("cpu")
 WITH_A_DEVICE = [

@@ -8,7 +8,7 @@ import torch
 
 from kakeya.kernels.gpu import GpuKernels, load_gpu_kernels
 from kakeya.types import KernelChoice
-from support.gpu_bench import Bench
+from support.gpu_kernels import Bench, hurry_interpreter
 
 _CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -19,7 +19,8 @@ def _place(kernels: str, device: torch.device, dtype: torch.dtype) -> object:
 
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    PLACES = [_place("triton", _CPU, torch.float32)]  # it gets bfloat16 products wrong
+    hurry_interpreter()
+    PLACES = [_place("triton", _CPU, torch.float32)]  # it gets bfloat16 matmuls wrong
 else:
     PLACES = [
         _place("torch", _CPU, torch.float32),

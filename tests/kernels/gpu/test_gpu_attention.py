@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from kakeya.kernels.gpu import TILE_ROWS
-from support.gpu_bench import Bench, same_bits
-from support.gpu_sessions import LAYER, Case, Sessions
+from support.gpu_kernels import LAYER, Bench, Case, Sessions, same_bits
 
 PLAIN = Case()
 # Triton's interpreter takes its time for each head and row.
@@ -44,7 +43,7 @@ def test_attention_is_bounded_attention(bench: Bench, name: str) -> None:
             session: max(2, rows * sessions.case.capacity // 40) for session, rows in step.items() if rows > 1
         }
         prompts = [sessions.block(session, rows) for session, rows in long.items()]
-        for blocks, run in ((singles, sessions.decode), (prompts, sessions.prompt)):
+        for blocks, run in ((singles, sessions.decode), (prompts, sessions.prefill)):
             if blocks:
                 expected = sessions.expected(blocks)
                 assert bench.near(run(blocks, padding=2), expected), (name, step)
@@ -75,7 +74,7 @@ def test_a_prompt_of_several_tiles(bench: Bench) -> None:
     for rows in (TILE_ROWS + 1, 2 * TILE_ROWS):
         blocks = [sessions.block(2, rows), sessions.block(0, 5)]
         expected = sessions.expected(blocks)
-        assert bench.near(sessions.prompt(blocks), expected)
+        assert bench.near(sessions.prefill(blocks), expected)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 4, 16])
@@ -127,7 +126,7 @@ def test_storing_is_what_decoding_stores(bench: Bench) -> None:
 
 def test_padding_alone_touches_nothing(bench: Bench) -> None:
     sessions = Sessions(bench, LEAN, splits=4)
-    sessions.prompt([sessions.block(1, 50)])  # slab 0, which a careless index of -1 would come to
+    sessions.prefill([sessions.block(1, 50)])  # slab 0, which a careless index of -1 would come to
     before = sessions.pool.clone()
     strangers = [sessions.block(1, 1), sessions.block(0, 1)]
     rows = bench.rows([-1, -1], [0, 7], [0, 4])
@@ -145,7 +144,7 @@ def test_a_broken_session_harms_no_other(bench: Bench) -> None:
     sound, harmed = Sessions(bench, LEAN), Sessions(bench, LEAN)
     blocks = [sound.block(0, 30), sound.block(1, 20)]
     broken = replace(blocks[1], qkv=blocks[1].qkv * float("nan"))
-    assert same_bits(harmed.prompt([blocks[0], broken])[:30], sound.prompt(blocks)[:30])
+    assert same_bits(harmed.prefill([blocks[0], broken])[:30], sound.prefill(blocks)[:30])
     singles = [sound.block(0, 1), sound.block(1, 1)]
     outputs = harmed.decode(singles)
     assert same_bits(outputs[:1], sound.decode(singles)[:1])

@@ -1,6 +1,6 @@
 """Triton's programs through its compiler, for a device that need not be here.
 
-The interpreter runs what the compiler refuses: a name of two types, a product too narrow for matrix units.
+The interpreter runs what the compiler refuses: a name of two types, a matmul too narrow for tensor cores.
 """
 
 import os
@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from kakeya.engine.cuda.decoder import EXACT_SPLITS
-from kakeya.kernels.gpu import TILE_ROWS, ChoiceScratch, ChoiceTable, launches
-from support.gpu_bench import Bench
-from support.gpu_sessions import Case, Sessions
+from kakeya.kernels.gpu import TILE_ROWS, SamplingScratch, SamplingTable, launches
+from support.gpu_kernels import Bench, Case, Sessions
+from support.untraced import untraced
 
 _TYPES = {
     torch.float32: "fp32",
@@ -25,6 +25,8 @@ _TYPES = {
     torch.int64: "i64",
 }
 _SHARED_MEMORY = 232_448  # bytes that one program may have on a Hopper chip
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -58,19 +60,20 @@ def _compiler(names: list[str]) -> Callable[..., None]:
                 attributes[(at,)] = [["tt.divisibility", 16]]
             else:
                 signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-        chosen = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
+        launch = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
         source = ASTSource(program, signature, constants, attributes)
-        built = build(source, target=GPUTarget("cuda", 90, 32), options=chosen)
+        target = GPUTarget("cuda", 90, 32)
+        built = untraced(lambda: build(source, target=target, options=launch))
         assert built.metadata.shared <= _SHARED_MEMORY
-        if given["CHAINED"]:
-            _check_waiting(built.asm["ptx"])
+        if given["PDL"]:
+            _check_pdl(built.asm["ptx"])
         names.append(program.__name__)
 
     return run
 
 
-def _check_waiting(code: str) -> None:
-    """In a chain nothing is touched before the launch ahead is done, and the one behind may come."""
+def _check_pdl(code: str) -> None:
+    """With PDL a kernel first waits for its predecessor, and then lets the next one be placed."""
     touching = re.search(r"(ld|st|atom|red)\S*\.global|cp\.async", code)
     assert touching is not None
     assert code.index("griddepcontrol.wait") < touching.start()
@@ -80,11 +83,11 @@ def _check_waiting(code: str) -> None:
 def _bench() -> Bench:
     from kakeya.kernels.gpu.triton_kernels import TritonKernels
 
-    return Bench(TritonKernels(chained=True), torch.device("cpu"), torch.bfloat16)
+    return Bench(TritonKernels(pdl=True), torch.device("cpu"), torch.bfloat16)
 
 
-PROMPT = ["prepare_rows", "prompt_attention", "keep_rows"]
-ATTENTION = ["decode_attention", "store_rows", *PROMPT]
+PREFILL = ["prepare_rows", "prefill_attention", "keep_rows"]
+ATTENTION = ["decode_attention", "store_rows", *PREFILL]
 
 
 @pytest.mark.parametrize(
@@ -102,18 +105,18 @@ def test_attention_compiles(compiled: list[str], case: Case, splits: int) -> Non
     block = sessions.block(0, 2)
     sessions.decode([block])
     sessions.store([block])
-    sessions.prompt([block])
+    sessions.prefill([block])
     assert compiled == ATTENTION
 
 
-def test_attention_over_many_sessions_is_not_chained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_over_many_sessions_does_without_pdl(monkeypatch: pytest.MonkeyPatch) -> None:
     if "TRITON_INTERPRET" in os.environ:
         pytest.skip("the interpreter launches in another way")
     jit = pytest.importorskip("triton.runtime.jit", reason="Triton is not installed here")
     launched: list[tuple[str, bool, bool]] = []
 
     def note(program: Any, *args: object, grid: object, warmup: bool, **options: Any) -> None:
-        launched.append((program.__name__, options["CHAINED"], options.get("launch_pdl", False)))
+        launched.append((program.__name__, options["PDL"], options.get("launch_pdl", False)))
 
     monkeypatch.setattr(jit.JITFunction, "run", note)
     monkeypatch.setattr(launches, "FEW_PROGRAMS", 3)
@@ -122,13 +125,13 @@ def test_attention_over_many_sessions_is_not_chained(monkeypatch: pytest.MonkeyP
         sessions.decode([sessions.block(0, rows)])
     sessions.store([sessions.block(0, 4)])
     for rows in (TILE_ROWS, TILE_ROWS + 1):
-        sessions.prompt([sessions.block(0, rows)])
+        sessions.prefill([sessions.block(0, rows)])
     assert launched == [
         ("decode_attention", True, True),
         ("decode_attention", False, False),
         ("store_rows", True, True),
-        *[(name, True, True) for name in PROMPT],
-        *[(name, False, False) for name in PROMPT],
+        *[(name, True, True) for name in PREFILL],
+        *[(name, False, False) for name in PREFILL],
     ]
 
 
@@ -145,7 +148,7 @@ def test_split_attention_is_the_same_program_for_every_batch(
 
 
 def test_attention_of_many_sessions_fits_on_a_device_at_once() -> None:
-    """256 sessions with 8 key heads, on 132 multiprocessors with 65,536 registers each."""
+    """256 sessions with 8 key heads, on 132 SMs with 65,536 registers each."""
     programs = 256 * 8
     launch = launches.decode_launch(128, 2, 8, 1, programs)
     assert launch.registers is not None
@@ -161,15 +164,15 @@ def test_the_rest_compiles(compiled: list[str]) -> None:
     kernels.add_norm(hidden, bench.element(2, 576), weight, weight, 1e-6, bench.unset(2, 576))
     kernels.gated(bench.element(2, 48), "gelu_tanh", bench.unset(2, 24))
     matrix, out = bench.element(48, 576), bench.unset(1, 24)
-    kernels.one_row_product(hidden[:1], matrix, out, norm=weight, gate="silu")
-    kernels.one_row_product(bench.element(1, 576), matrix, hidden[:1, :48], residual=hidden[:1, :48])
-    kernels.product(bench.element(2, 576), matrix, bench.unset(2, 24), gate="silu")
-    kernels.product(bench.element(2, 576), matrix, bench.unset(1, 2, 48, dtype=torch.float32))
+    kernels.gemv(hidden[:1], matrix, out, norm=weight, gate="silu")
+    kernels.gemv(bench.element(1, 576), matrix, hidden[:1, :48], residual=hidden[:1, :48])
+    kernels.matmul(bench.element(2, 576), matrix, bench.unset(2, 24), gate="silu")
+    kernels.matmul(bench.element(2, 576), matrix, bench.unset(1, 2, 48, dtype=torch.float32))
     floats, ints = bench.floats(2), bench.ints([1, 2])
-    choice = ChoiceTable(floats, ints, floats, floats, ints.long(), ints)
-    scratch = ChoiceScratch.of(2, 99, bench.device)
-    kernels.choose(bench.floats(2, 99), rows, choice, scratch, ints, ints)
+    sampling = SamplingTable(floats, ints, floats, floats, ints.long(), ints)
+    scratch = SamplingScratch.of(2, 99, bench.device)
+    kernels.sample(bench.floats(2, 99), rows, sampling, scratch, ints, ints)
     assert compiled == [
-        "embed", "rotations", "add_norm", "gated", "one_row_product", "one_row_product", "product", "product",
-        "find_best", "find_cut", "draw",
+        "embed", "rotations", "add_norm", "gated", "gemv", "gemv", "matmul", "matmul",
+        "find_best", "find_cutoff", "draw",
     ]  # fmt: skip

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from support.interpreting import interpreting
+from support.gpu_kernels import interpreting
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="this is that process")
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed here")
 @pytest.mark.timeout(900)

@@ -8,7 +8,7 @@ import torch
 from kakeya.errors import ConfigError
 from kakeya.kernels.gpu import load_gpu_kernels
 from kakeya.types import KernelChoice
-from support.gpu_bench import Bench
+from support.gpu_kernels import Bench
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PROGRAMS = "kakeya.kernels.gpu.triton_kernels"
@@ -19,15 +19,15 @@ def test_a_cpu_gets_torch(choice: KernelChoice) -> None:
     assert load_gpu_kernels(CPU, choice).name == "torch"
 
 
-@pytest.mark.parametrize(("capability", "chained"), [((8, 9), False), ((9, 0), True), ((12, 0), True)])
+@pytest.mark.parametrize(("capability", "pdl"), [((8, 9), False), ((9, 0), True), ((12, 0), True)])
 def test_a_device_gets_triton_where_it_is(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], chained: bool
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], pdl: bool
 ) -> None:
     pytest.importorskip("triton", reason="Triton is not installed here")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     for choice in (KernelChoice.AUTO, KernelChoice.NATIVE):
         kernels = load_gpu_kernels(CUDA, choice)
-        assert (kernels.name, kernels.chained) == ("triton", chained)
+        assert (kernels.name, kernels.pdl) == ("triton", pdl)
     assert load_gpu_kernels(CUDA, KernelChoice.TORCH).name == "torch"
 
 

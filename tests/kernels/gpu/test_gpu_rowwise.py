@@ -1,4 +1,4 @@
-"""The operations between products, and the product of one row, against float64."""
+"""The operations between matmuls, and our matmuls, against float64."""
 
 from typing import Literal
 
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kakeya.kernels.gpu import MAX_PARTS, MAX_PRODUCT_ROWS, MAX_SPLITS, splits_for
-from kakeya.kernels.gpu.launches import own_parts, product_launch, tile_launch
+from kakeya.kernels.gpu import MAX_K_SPLITS, MAX_KV_SPLITS, MAX_MATMUL_ROWS, kv_splits
+from kakeya.kernels.gpu.launches import gemv_launch, own_k_splits, tile_launch
 from kakeya.models.rope import Llama3Scaling, RopeConfig, inverse_frequencies, rope_tables
-from support.gpu_bench import Bench, same_bits
+from support.gpu_kernels import Bench, same_bits
 
 Activation = Literal["silu", "gelu_tanh"]
 EPS = 1e-5
@@ -27,7 +27,7 @@ def activated(gate: Tensor, activation: Activation) -> Tensor:
 
 
 @pytest.mark.parametrize("table_dtype", [torch.float32, torch.bfloat16])
-def test_embed_takes_given_tokens_and_chosen_ones(bench: Bench, table_dtype: torch.dtype) -> None:
+def test_embed_takes_given_and_sampled_tokens(bench: Bench, table_dtype: torch.dtype) -> None:
     table = bench.floats(11, 1100).to(table_dtype)
     rows = bench.rows([2, 0, -1, 1, -1], [0] * 5, [0] * 5)
     hidden = bench.unset(5, 1100, dtype=torch.float32)
@@ -96,11 +96,11 @@ def test_add_norm(bench: Bench, width: int, addend: str) -> None:
     assert same_bits(torch.cat([alone, alone_out]), torch.cat([hidden[1:2], out[1:2]]))
 
 
-def test_add_norm_adds_the_parts_of_a_product(bench: Bench) -> None:
-    hidden, parts, weight = bench.floats(3, 576), bench.floats(4, 3, 576), bench.floats(576)
-    expected = hidden.double() + parts.double().sum(0)
+def test_add_norm_adds_up_partial_sums(bench: Bench) -> None:
+    hidden, partials, weight = bench.floats(3, 576), bench.floats(4, 3, 576), bench.floats(576)
+    expected = hidden.double() + partials.double().sum(0)
     out = bench.unset(3, 576)
-    bench.kernels.add_norm(hidden, parts, None, weight, EPS, out)
+    bench.kernels.add_norm(hidden, partials, None, weight, EPS, out)
     assert bench.near(hidden, expected)
     assert bench.near(out, rms_norm(expected, weight))
 
@@ -120,24 +120,24 @@ def test_gated(bench: Bench, activation: Activation, width: int) -> None:
 @pytest.mark.parametrize(("outputs", "columns"), [(10, 24), (31, 576), (5, 2500)])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("end", ["plain", "residual", "silu", "gelu_tanh"])
-def test_one_row_product(bench: Bench, outputs: int, columns: int, norm: bool, end: str) -> None:
+def test_gemv(bench: Bench, outputs: int, columns: int, norm: bool, end: str) -> None:
     gated = end in ("silu", "gelu_tanh")
     weight = bench.element(2 * outputs if gated else outputs, columns) * columns**-0.5
     scale = bench.floats(columns)
     x = bench.floats(1, columns) if norm else bench.element(1, columns)
-    product = (rms_norm(x, scale) if norm else x.double()) @ weight.double().T
+    result = (rms_norm(x, scale) if norm else x.double()) @ weight.double().T
     options = {"norm": scale, "eps": EPS} if norm else {}
     if gated:
-        gate, up = product.chunk(2, -1)
+        gate, up = result.chunk(2, -1)
         out, expected = bench.unset(1, outputs), activated(gate, end) * up
-        bench.kernels.one_row_product(x, weight, out, gate=end, **options)
+        bench.kernels.gemv(x, weight, out, gate=end, **options)
     elif end == "residual":
         out = bench.floats(1, outputs)  # added to in place
-        expected = product + out
-        bench.kernels.one_row_product(x, weight, out, residual=out, **options)
+        expected = result + out
+        bench.kernels.gemv(x, weight, out, residual=out, **options)
     else:
-        out, expected = bench.unset(1, outputs), product
-        bench.kernels.one_row_product(x, weight, out, **options)
+        out, expected = bench.unset(1, outputs), result
+        bench.kernels.gemv(x, weight, out, **options)
     assert bench.near(out, expected)
 
 
@@ -145,8 +145,8 @@ def test_one_row_product(bench: Bench, outputs: int, columns: int, norm: bool, e
     ("rows", "outputs", "columns"),
     [(1, 16, 64), (5, 40, 576), (67, 130, 192), (64, 96, 1536), (130, 17, 640)],
 )
-@pytest.mark.parametrize("end", ["plain", "parts", "silu", "gelu_tanh"])
-def test_product_of_several_rows(bench: Bench, rows: int, outputs: int, columns: int, end: str) -> None:
+@pytest.mark.parametrize("end", ["plain", "split-k", "silu", "gelu_tanh"])
+def test_matmul_of_several_rows(bench: Bench, rows: int, outputs: int, columns: int, end: str) -> None:
     gated = end in ("silu", "gelu_tanh")
     x = bench.element(rows, columns)
     weight = bench.element(2 * outputs if gated else outputs, columns) * columns**-0.5
@@ -154,20 +154,20 @@ def test_product_of_several_rows(bench: Bench, rows: int, outputs: int, columns:
     if gated:
         gate, up = expected.chunk(2, -1)
         out, expected = bench.unset(rows, outputs), activated(gate, end) * up
-        bench.kernels.product(x, weight, out, gate=end)
-    elif end == "parts":
-        launch = tile_launch(rows, outputs, columns, MAX_PARTS)
+        bench.kernels.matmul(x, weight, out, gate=end)
+    elif end == "split-k":
+        launch = tile_launch(rows, outputs, columns, MAX_K_SPLITS)
         assert launch is not None
-        out = bench.unset(launch.parts, rows, outputs, dtype=torch.float32)
-        bench.kernels.product(x, weight, out)
+        out = bench.unset(launch.splits, rows, outputs, dtype=torch.float32)
+        bench.kernels.matmul(x, weight, out)
         out = out.sum(0)
     else:
         out = bench.unset(rows, outputs)
-        bench.kernels.product(x, weight, out)
+        bench.kernels.matmul(x, weight, out)
     assert bench.near(out, expected)
 
 
-def test_tiles_all_run_at_once_or_are_left_to_a_library() -> None:
+def test_tiles_all_run_at_once_or_are_left_to_cublas() -> None:
     taken = {
         (256, 960, 576, 1): (32, 1),
         (256, 576, 576, 4): (32, 1),
@@ -177,37 +177,37 @@ def test_tiles_all_run_at_once_or_are_left_to_a_library() -> None:
         (64, 576, 1536, 2): (16, 2),
         (2, 960, 576, 1): (16, 1),
     }
-    for asked, (width, parts) in taken.items():
+    for asked, (width, splits) in taken.items():
         launch = tile_launch(*asked)
         assert launch is not None
-        assert (launch.columns, launch.parts) == (width, parts), asked
+        assert (launch.columns, launch.splits) == (width, splits), asked
     for large in (
         (256, 6144, 4096, 1),
         (256, 4096, 1024, 1),
-        (MAX_PRODUCT_ROWS + 1, 16, 64, 1),
+        (MAX_MATMUL_ROWS + 1, 16, 64, 1),
         (8, 960, 100, 4),
     ):
         assert tile_launch(*large) is None, large
 
 
-def test_own_products_are_of_whole_tiles_and_short_sums() -> None:
+def test_our_matmuls_have_whole_tiles_and_short_sums() -> None:
     asked = {(64, 960, 576, 1): 1, (256, 576, 1536, 4): 3, (64, 1024, 3072, 4): 4}
-    for product, parts in asked.items():
-        assert own_parts(*product) == parts, product
-    for product in ((32, 960, 576, 1), (96, 960, 576, 1), (64, 6144, 4096, 1), (256, 4096, 1024, 1)):
-        assert own_parts(*product) == 0, product
+    for matmul, splits in asked.items():
+        assert own_k_splits(*matmul) == splits, matmul
+    for matmul in ((32, 960, 576, 1), (96, 960, 576, 1), (64, 6144, 4096, 1), (256, 4096, 1024, 1)):
+        assert own_k_splits(*matmul) == 0, matmul
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_product_launches_fit_every_shape(gated: bool) -> None:
+def test_gemv_launches_fit_every_shape(gated: bool) -> None:
     for rows, columns in ((6144, 4096), (576, 576), (24576, 4096), (3584, 2560), (8, 8), (151936, 1024)):
-        launch = product_launch(rows, columns, gated)
+        launch = gemv_launch(rows, columns, gated)
         for size in (launch.outputs, launch.columns, launch.warps):
             assert size & (size - 1) == 0
         assert launch.outputs * launch.columns <= 16384
 
 
 def test_splits_fill_the_device_and_no_more() -> None:
-    splits = {0: MAX_SPLITS, 1: 16, 4: 16, 5: 8, 8: 8, 33: 1, 64: 1, 500: 1}
-    assert {rows: splits_for(rows, 8) for rows in splits} == splits
-    assert [splits_for(64, kv_heads) for kv_heads in (1, 3, 4, 8, 9)] == [8, 2, 2, 1, 1]
+    splits = {0: MAX_KV_SPLITS, 1: 16, 4: 16, 5: 8, 8: 8, 33: 1, 64: 1, 500: 1}
+    assert {rows: kv_splits(rows, 8) for rows in splits} == splits
+    assert [kv_splits(64, kv_heads) for kv_heads in (1, 3, 4, 8, 9)] == [8, 2, 2, 1, 1]

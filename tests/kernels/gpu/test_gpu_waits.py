@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from kakeya.kernels.gpu import ChoiceScratch, ChoiceTable, load_gpu_kernels
+from kakeya.kernels.gpu import SamplingScratch, SamplingTable, load_gpu_kernels
 from kakeya.types import KernelChoice
-from support.gpu_bench import Bench
-from support.gpu_sessions import Case, Sessions
+from support.gpu_kernels import Bench, Case, Sessions
 
 
 @pytest.fixture
@@ -18,7 +17,7 @@ def numberless() -> Bench:
 def test_attention_asks_for_no_number(numberless: Bench) -> None:
     sessions = Sessions(numberless, Case(head_norms=True, softcap=2.0, local_window=9))
     block = sessions.block(0, 20)
-    for result in (sessions.decode([block], padding=2), sessions.prompt([block], padding=2)):
+    for result in (sessions.decode([block], padding=2), sessions.prefill([block], padding=2)):
         assert result.shape == (20, 3 * 32)
     sessions.store([block], padding=2)
 
@@ -32,9 +31,9 @@ def test_the_rest_asks_for_no_number(numberless: Bench) -> None:
     kernels.rotations(rows, 8, bench.floats(16).double(), 1.0, bench.unset(4, 2, 16, dtype=torch.float32))
     kernels.add_norm(hidden, bench.element(2, 576), weight, weight, 1e-6, bench.unset(2, 576))
     kernels.gated(bench.element(2, 48), "gelu_tanh", bench.unset(2, 24))
-    kernels.one_row_product(hidden[:1], bench.element(48, 576), bench.unset(1, 24), norm=weight, gate="silu")
-    kernels.product(bench.element(2, 576), bench.element(48, 576), bench.unset(2, 24), gate="silu")
-    kernels.product(bench.element(2, 576), bench.element(48, 576), bench.unset(3, 2, 48, dtype=torch.float32))
-    choice = ChoiceTable(floats, ints, floats, floats, ints.long(), ints)
-    scratch = ChoiceScratch.of(2, 99, bench.device)
-    kernels.choose(bench.floats(2, 99), rows, choice, scratch, ints, ints)
+    kernels.gemv(hidden[:1], bench.element(48, 576), bench.unset(1, 24), norm=weight, gate="silu")
+    kernels.matmul(bench.element(2, 576), bench.element(48, 576), bench.unset(2, 24), gate="silu")
+    kernels.matmul(bench.element(2, 576), bench.element(48, 576), bench.unset(3, 2, 48, dtype=torch.float32))
+    sampling = SamplingTable(floats, ints, floats, floats, ints.long(), ints)
+    scratch = SamplingScratch.of(2, 99, bench.device)
+    kernels.sample(bench.floats(2, 99), rows, sampling, scratch, ints, ints)

@@ -1,4 +1,4 @@
-"""`kakeya bench gpu`: its flags. What it measures is in `parts`, what it concludes in `results`."""
+"""`kakeya bench gpu`: its flags. `measure` has its jobs, `results` its conclusions."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +14,7 @@ from kakeya.errors import ConfigError
 
 
 class Device(StrEnum):
-    """Where it runs."""
+    """Where to run."""
 
     CUDA = "cuda"
     CPU = "cpu"
@@ -49,7 +49,7 @@ class GpuBench(Benchmark[GpuResults]):
 
     @property
     def parts(self) -> frozenset[Part]:
-        """Those asked for. The machine is always among them."""
+        """Those asked for, and the machine, which is always measured."""
         return frozenset(self.part or Part) | {Part.MACHINE}
 
     @property
@@ -63,14 +63,13 @@ class GpuBench(Benchmark[GpuResults]):
             raise ConfigError(f"on the device {self.device} only --quick runs: its figures say nothing")
         if picture and Part.STEPS not in self.parts:
             raise ConfigError("--picture draws the part steps, which was not asked for")
-        from kakeya.bench.gpu.device import chosen_device
+        from kakeya.bench.gpu.device import open_device
 
-        chosen_device(self.device)
+        open_device(self.device)
 
     def run(self, run: Run[GpuResults]) -> GpuResults:
-        """What fails, or would take longer than what is left of the time, is reported as absent with the
-        reason, and the run goes on."""
-        from kakeya.bench.gpu.parts import measure
+        """A job that fails, or that has no time left, is reported as absent with the reason."""
+        from kakeya.bench.gpu.measure import measure
 
         run.facts |= {
             "parts": self.parts,

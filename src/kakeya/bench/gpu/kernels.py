@@ -1,156 +1,91 @@
-"""The device kernels by themselves: each operation's time beside what memory, or the matrix units, allow."""
+"""The GPU kernels by themselves: each operation's time, and its floor at the copy rate or the matmul rate."""
 
 import gc
 import logging
 import time
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from kakeya.bench.gpu.device import Work, timed
+from kakeya.bench.gpu.device import timed
 from kakeya.bench.gpu.operations import Call, Operation, Operations
 from kakeya.bench.gpu.plan import GpuPlan
 from kakeya.bench.gpu.results import Absence, Kernel, KernelTiming, Machine, Part
 from kakeya.bench.gpu.shapes import Shape
-from kakeya.bench.stats import Samples
+from kakeya.bench.stats import Samples, ratio
 from kakeya.kernels.gpu import GpuKernels, load_gpu_kernels
 from kakeya.types import KernelChoice
 
 log = logging.getLogger(__name__)
 
-# A device's cache holds some fifty MiB: a call does not find there what it read one replay earlier.
+# A device's L2 cache holds some fifty MiB: a call does not find there what it read one replay earlier.
 _COLD_BYTES = 256 * 2**20
-# Torch's kernels loop in places: the repetitions of one end within about this time, if so few are enough.
+# Torch's kernels loop in places: all repetitions of a slow one take about this long.
 _SECONDS = 0.5
-_FEWEST_REPEATS = 3
 # One replay lasts this long, or as long as all calls do once: the clock has steps of half a microsecond.
 _REPLAY_MS = 5
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one call, by repetition."""
-
-    seconds: Sequence[float]
-    captured: bool
-
-
-def measured_kernels(
+def kernel_rows(
     shape: Shape, attended_rows: Sequence[int], plan: GpuPlan, device: torch.device, machine: Machine
-) -> tuple[list[Kernel], list[Absence]]:
-    """A row for each operation, and what could not be measured; one that fails does not end the others."""
-    rows, absent = [], []
+) -> Iterator[Kernel | Absence]:
+    """A row for each operation, and what could not be measured. One that fails does not end the others."""
+    choices = [load_gpu_kernels(device, choice) for choice in (KernelChoice.AUTO, KernelChoice.TORCH)]
     for operation in Operations(shape, plan, device).all(attended_rows):
-        floor = _floor_seconds(operation, machine)
+        name, size, moved, flops = operation.name, operation.size, operation.moved_bytes, operation.flops
+        if flops is None:
+            floor = moved / machine.rate("copy_bytes_per_second")
+        else:
+            floor = flops / machine.rate("product_flops_per_second")
         timings: dict[str, KernelTiming] = {}
-        for kernels in _kernels_of(device):
-            outcome = _tried(operation, kernels, plan, device)
-            if isinstance(outcome, Timing):
-                taken = Samples.of(outcome.seconds)
-                timings[kernels.name] = KernelTiming.of(taken, floor, captured=outcome.captured)
-            else:
-                work = f"{shape.name}, {operation.name}, {operation.size}, {kernels.name}"
-                absent.append(Absence(Part.KERNELS, work, outcome))
-        if timings:
-            rows.append(
-                Kernel(
-                    shape.name,
-                    operation.name,
-                    operation.size,
-                    operation.moved_bytes,
-                    operation.flops,
-                    floor,
-                    timings,
+        for kernels in {each.name: each for each in choices}.values():
+            try:
+                seconds = Samples.of(_seconds(operation, kernels, plan, device))
+            except Exception as error:  # whatever it is, the other operations are worth having
+                log.exception("%s failed with the %s kernels", name, kernels.name)
+                work, why = (
+                    f"{shape.name}, {name}, {size}, {kernels.name}",
+                    f"{type(error).__name__}: {error}",
                 )
-            )
+                yield Absence(Part.KERNELS, work, why)
+            else:
+                share = ratio(floor, seconds.median)
+                timings[kernels.name] = KernelTiming(seconds, share, captured=device.type == "cuda")
+        if timings:
+            yield Kernel(shape.name, name, size, moved, flops, floor, timings)
     gc.collect()
-    torch.cuda.empty_cache()  # nothing where there is no CUDA
-    return rows, absent
+    torch.cuda.empty_cache()  # does nothing without CUDA
 
 
-def _floor_seconds(operation: Operation, machine: Machine) -> float:
-    if operation.flops is None:
-        return operation.moved_bytes / machine.rate("copy_bytes_per_second")
-    return operation.flops / machine.rate("product_flops_per_second")
-
-
-def _kernels_of(device: torch.device) -> list[GpuKernels]:
-    """Those a device gets, and torch's beside them."""
-    choices = (KernelChoice.AUTO, KernelChoice.TORCH)
-    by_name = {kernels.name: kernels for kernels in (load_gpu_kernels(device, choice) for choice in choices)}
-    return list(by_name.values())
-
-
-def _tried(operation: Operation, kernels: GpuKernels, plan: GpuPlan, device: torch.device) -> Timing | str:
-    """How long it took, or why nobody knows."""
+def _seconds(operation: Operation, kernels: GpuKernels, plan: GpuPlan, device: torch.device) -> list[float]:
+    """Of one call, by repetition. On a device, several calls are captured in one graph and replayed."""
     fewest, most = plan.kernel_calls
     calls = min(most, max(fewest, -(-_COLD_BYTES // operation.moved_bytes)))
-    try:
-        return _timed(operation.make(kernels, calls), calls, plan, device)
-    except Exception as error:  # whatever it is, the other operations are worth having
-        log.exception("%s failed with the %s kernels", operation.name, kernels.name)
-        return f"{type(error).__name__}: {error}"
-
-
-def _timed(call: Call, most_calls: int, plan: GpuPlan, device: torch.device) -> Timing | str:
-    call(0)  # compiled, if it must be
+    call = operation.make(kernels, calls)
+    call(0)  # compiles it
     alone = _seconds_alone(call, device)
     if alone > plan.kernel_call_seconds:
-        return f"one call takes {alone:.1f} s, too long to repeat"
-    calls, repeats = _affordable(alone, most_calls, plan.repeats)
+        raise TimeoutError(f"one call takes {alone:.1f} s, too long to repeat")
+    calls = max(1, min(calls, int(_SECONDS / alone / plan.repeats)))
 
     def launch() -> None:
         for number in range(calls):
             call(number)
 
-    captured = device.type == "cuda" and not _waits(launch)
-    seconds = _replayed(launch) if captured else timed(device, launch, repeats)
-    return Timing([each / calls for each in seconds], captured)
+    if device.type == "cuda":
+        from triton.testing import do_bench_cudagraph  # not installed everywhere
+
+        seconds = [ms / 1000 for ms in do_bench_cudagraph(launch, rep=_REPLAY_MS, return_mode="all")]
+    else:
+        seconds = timed(device, launch, plan.repeats)
+    return [each / calls for each in seconds]
 
 
 def _seconds_alone(call: Call, device: torch.device) -> float:
     """Of one call by the host's clock: enough to plan with."""
-    _finish(device)
+    finish = torch.cuda.synchronize if device.type == "cuda" else lambda _: None
+    finish(device)
     began = time.perf_counter()
     call(0)
-    _finish(device)
+    finish(device)
     return time.perf_counter() - began
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _affordable(seconds: float, most_calls: int, most_repeats: int) -> tuple[int, int]:
-    """How many calls to run together, and how often: calls are given up first."""
-    affordable = int(_SECONDS / seconds)
-    calls = max(1, min(most_calls, affordable // most_repeats))
-    return calls, max(_FEWEST_REPEATS, min(most_repeats, affordable // calls))
-
-
-def _replayed(launch: Work) -> list[float]:
-    """Seconds of the launch as a captured graph."""
-    from triton.testing import do_bench_cudagraph  # which a machine without a device may lack
-
-    milliseconds: list[float] = do_bench_cudagraph(launch, rep=_REPLAY_MS, return_mode="all")
-    return [each / 1000 for each in milliseconds]
-
-
-def _waits(launch: Work) -> bool:
-    """Whether it waits for the device, which no graph can.
-
-    Asked beforehand, because a capture that breaks off leaves an allocator that is of no use to others.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # which tell that not every wait is found
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            launch()
-        except RuntimeError:
-            return True  # or broken in another way, as will be seen
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return False

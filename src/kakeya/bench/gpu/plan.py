@@ -1,15 +1,17 @@
 """What `bench gpu` measures, at which sizes: in full, or quickly with tiny shapes to see that it runs."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from kakeya.config import CacheConfig
+from kakeya.config import CacheConfig, EngineConfig
+from kakeya.types import ShareBeginnings
 
 LARGE, MIDDLE, SMALL = "qwen3-8b", "qwen3-0.6b", "smollm2-135m"
 
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """Shapes by name, with how many sessions each is measured at; histories, lengths and repetitions."""
+    """Shapes by name, and for each the numbers of sessions; histories, lengths and repetitions."""
 
     cache: CacheConfig = field(default_factory=CacheConfig)
     sessions: int = 256
@@ -57,6 +59,12 @@ class GpuPlan:
 
     copy_bytes: int = 4 * 2**30
     product_size: int = 8192
+
+    def engine_config(self, sessions: int, **settings: Any) -> EngineConfig:
+        settings |= {"prefill_block": self.prefill_block, "max_batch_tokens": self.max_batch_tokens}
+        # No two of its sessions begin alike, and the memory of the device is compared with what they take.
+        settings["share_beginnings"] = ShareBeginnings.OFF
+        return EngineConfig(cache=self.cache, capacity=sessions, **settings)
 
     @property
     def past_the_wrap(self) -> int:

@@ -51,13 +51,12 @@ class Shape:
 
     def floor_seconds(self, rows: int, tokens: int, bytes_per_second: float) -> float:
         """No step of `rows` sessions with so many cached tokens each can be shorter: it reads the layers, the
-        head and the caches once, as fast as memory was measured to be. Of the embedding it reads a row."""
+        head and the caches once, at the measured speed. Of the embedding it reads a few rows."""
         weights = (self.layer_weights + self.head_weights) * ELEMENT_BYTES
         return (weights + rows * tokens * self.kv_bytes_per_token) / bytes_per_second
 
     def prompt_flops(self, rows: int) -> int:
-        """Of the matmuls for a prompt of so many rows, of which the last goes through the head.
-        Attention's own are not counted."""
+        """Of the matmuls of a prompt, whose last row goes through the head. Attention is not counted."""
         return 2 * (rows * self.layer_weights + self.head_weights)
 
     def random_tokens(self, count: int, seed: int) -> list[int]:
@@ -67,7 +66,7 @@ class Shape:
         return drawn
 
     def histories(self, count: int, length: int) -> list[list[int]]:
-        """Random ones, each different."""
+        """Random tokens, different for each."""
         return [self.random_tokens(length, seed) for seed in range(count)]
 
 
@@ -89,7 +88,7 @@ def _shape(
         "rms_norm_eps": eps,
         "max_position_embeddings": 2**20,
         "bos_token_id": None,
-        "eos_token_id": None,  # nothing ends before it has its length
+        "eos_token_id": None,  # no token ends a sequence early
     }
     return Shape(name, config)
 
@@ -103,34 +102,19 @@ SHAPES = {shape.name: shape for shape in (QWEN3_8B, QWEN3_06B, SMOLLM2, TINY_QWE
 
 
 class RandomCheckpoint:
-    """Implements `Checkpoint`: matrices are normal with a small deviation, norms are ones."""
+    """Implements `Checkpoint`: matrices are normally distributed, norms are ones."""
 
     def __init__(self, shape: Shape, device: torch.device, seed: int = 0) -> None:
-        self._shape, self._device, self._seed = shape, device, seed
-        self._sizes = _sizes(shape.model)
-
-    @property
-    def path(self) -> Path:
-        return Path(self._shape.name)
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return ()
-
-    @property
-    def config(self) -> ModelConfig:
-        return self._shape.model
-
-    @property
-    def fingerprint(self) -> str:
-        return f"random/{self._shape.name}/{self._seed}"
+        self.path, self.files, self.config = Path(shape.name), (), shape.model
+        self.fingerprint = f"random/{shape.name}/{seed}"
+        self._device, self._seed, self._sizes = device, seed, _sizes(shape.model)
 
     def tensor(self, name: str, order: Tensor | None = None) -> Tensor:
-        """bfloat16, on the device; the same whenever it is asked for."""
+        """bfloat16, on the device; the same at every call."""
         assert order is None, "every shape is rotated whole"
         size = self._sizes.get(name.partition("layers.")[2].partition(".")[2] or name)
         if size is None:
-            raise CorruptCheckpoint(f"the shape {self._shape.name} has no tensor {name}")
+            raise CorruptCheckpoint(f"the shape {self.path} has no tensor {name}")
         if len(size) == 1:
             return torch.ones(size, dtype=torch.bfloat16, device=self._device)
         generator = torch.Generator(self._device).manual_seed(self._seed + zlib.crc32(name.encode()))
@@ -141,7 +125,7 @@ class RandomCheckpoint:
         """Nothing is held."""
 
     def tokenizer_files(self) -> TokenizerFiles:
-        """A tokenizer of two tokens: random weights have nothing to say."""
+        """A tokenizer of two tokens: nobody reads what random weights say."""
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
         model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
         written = {"version": "1.0", "pre_tokenizer": byte_level, "decoder": byte_level, "model": model}
@@ -149,7 +133,7 @@ class RandomCheckpoint:
 
 
 def _sizes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """By name; those of a layer without the layer's own prefix."""
+    """By name; the tensors of a layer without the layer's prefix."""
     hidden, inner = model.hidden_size, model.intermediate_size
     sizes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (model.vocab_size, hidden),
@@ -165,7 +149,7 @@ def _sizes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
         "mlp.down_proj.weight": (hidden, inner),
     }
     if model.qk_norm:
-        sizes |= {"self_attn.q_norm.weight": (model.head_dim,), "self_attn.k_norm.weight": (model.head_dim,)}
+        sizes |= {f"self_attn.{each}_norm.weight": (model.head_dim,) for each in "qk"}
     if not model.tied_head:
         sizes["lm_head.weight"] = (model.vocab_size, hidden)
     return sizes

@@ -1,34 +1,32 @@
 """transformers beside us on the same device: the same shape with random weights, bf16, the same prompts.
 
-`generate_batch` runs in a process of its own, which is killed when it takes too long: the call waits for a
-thread of the library's, with no limit of its own. Run as a program this module answers one JSON request: one
-call to warm up, then one that is timed.
+`generate_batch` runs in its own process, which is killed when it takes too long: the call waits for a thread
+of the library, without a limit. Run as a program, this module is that process. It answers one JSON request:
+it calls `generate_batch` once to warm up and once more with the clock running.
 """
 
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 import torch
 
 from kakeya.bench.gpu.plan import GpuPlan
-from kakeya.bench.gpu.results import GENERATE_BATCH
-from kakeya.bench.gpu.rig import Rig
-from kakeya.bench.gpu.runtime import generate_all, sessions
+from kakeya.bench.gpu.results import GENERATE_BATCH, Absence, Part, Peer
 from kakeya.bench.gpu.shapes import SHAPES, Shape
 from kakeya.bench.processes import LineProcess, answer_lines
+from kakeya.bench.stats import Samples
 from kakeya.errors import PeerFailed
 
 WARM_UP_TOKENS = 8
 WORKER = ("-m", "kakeya.bench.gpu.transformers_peer")
 LIMIT_SECONDS = 60.0
 
-# The library's own choice first. Which of the others it takes differs between its versions.
+# The library's own choice first. Which of the others it accepts differs between its versions.
 DEFAULT = "default"
 ATTENTIONS = (DEFAULT, "paged|sdpa", "eager")
 
@@ -66,8 +64,7 @@ class Transformers:
         return _speed(sum(map(len, output)) - ids.numel(), len(prompts) * tokens, began)
 
     def generate_batch(self, prompts: Prompts, tokens: int) -> float:
-        """What it sets up for each call counts: a manager that it kept would stay sized for the requests of
-        its first call, those of the warm-up."""
+        """What it sets up for each call counts: a manager that is kept stays sized for its first call."""
         began = time.perf_counter()
         output = self._model.generate_batch(
             inputs=[list(prompt) for prompt in prompts], generation_config=self._greedy(tokens)
@@ -88,92 +85,70 @@ def _speed(made: int, wanted: int, began: float, why: str = "") -> float:
     return made / (time.perf_counter() - began)
 
 
-def our_speeds(rig: Rig, plan: GpuPlan, count: int) -> list[float]:
-    """Tokens a second through the runtime, from the first call to the last token."""
-
-    def speed(prompts: Prompts, tokens: int) -> float:
-        with sessions(rig.runtime, prompts) as session_ids:
-            return generate_all(rig.runtime, session_ids, tokens).whole_speed
-
-    return _repeated(speed, rig.shape, plan, count)
-
-
-def generate_speeds(shape: Shape, plan: GpuPlan, count: int, device: torch.device) -> list[float]:
-    return _repeated(Transformers(shape, device).generate, shape, plan, count)
-
-
-def _repeated(speed: Callable[[Prompts, int], float], shape: Shape, plan: GpuPlan, count: int) -> list[float]:
+def peer_row(
+    shape: Shape, plan: GpuPlan, count: int, method: str, speed: Callable[[list[list[int]], int], float]
+) -> Peer:
+    """Speeds by one method, after a call to warm up."""
     prompts = shape.histories(count, plan.peer_prompt)
     speed(prompts, WARM_UP_TOKENS)
-    return [speed(prompts, plan.peer_tokens) for _ in range(plan.peer_repeats)]
-
-
-@dataclass(frozen=True)
-class MeasuredBatch:
-    """Tokens a second with the first attention that worked, and why those before it did not."""
-
-    speed: float
-    attention: str
-    failed: Mapping[str, str]
-
-    @property
-    def method(self) -> str:
-        return GENERATE_BATCH if self.attention == DEFAULT else f"{GENERATE_BATCH}, {self.attention}"
+    speeds = Samples.of(speed(prompts, plan.peer_tokens) for _ in range(plan.peer_repeats))
+    return Peer(shape.name, count, method, speeds)
 
 
 class _BatchProcess(LineProcess):
     name = GENERATE_BATCH
 
 
-def measured_batch(
+def batch_rows(
     shape: str,
     plan: GpuPlan,
     count: int,
     device: torch.device,
+    work: str,
     *,
     worker: Sequence[str] = WORKER,
     limit_s: float = LIMIT_SECONDS,
-) -> MeasuredBatch:
-    """Measure it. Raises PeerFailed when it breaks, or has no answer when the limit is over."""
-    request = {
-        "shape": shape,
-        "device": str(device),
-        "sessions": count,
-        "prompt": plan.peer_prompt,
-        "tokens": plan.peer_tokens,
-    }
-    with _BatchProcess(worker, own_session=True) as process:
-        return MeasuredBatch(**process.ask_within(limit_s, request))
+) -> Iterator[Peer | Absence]:
+    """`generate_batch` with the first attention that works, and why those before it did not."""
+    asked = {"sessions": count, "prompt": plan.peer_prompt, "tokens": plan.peer_tokens}
+    try:
+        with _BatchProcess(worker, own_session=True) as process:
+            reply = process.ask_within(limit_s, {"shape": shape, "device": str(device), **asked})
+    except PeerFailed as error:
+        yield Absence(Part.TRANSFORMERS, work, str(error))
+        return
+    attention = reply["attention"]
+    method = GENERATE_BATCH if attention == DEFAULT else f"{GENERATE_BATCH}, {attention}"
+    yield Peer(shape, count, method, Samples((reply["speed"],)))
+    for name, why in reply["failed"].items():
+        yield Absence(Part.TRANSFORMERS, f"{work}, attention {name}", why)
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The MeasuredBatch for a request. Raises PeerFailed when no attention works."""
+    """The speed of a batch, with the attention that worked. Raises PeerFailed when none works."""
+    shape, device = request["shape"], torch.device(request["device"])
     failed: dict[str, str] = {}
     for attention in ATTENTIONS:
         _say(f"attention {attention}")
         try:
-            return {"speed": _batch_speed(request, attention), "attention": attention, "failed": failed}
-        except Exception as error:  # foreign code may raise anything, and another attention may still do
+            prompts = SHAPES[shape].histories(request["sessions"], request["prompt"])
+            peer = Transformers(SHAPES[shape], device, attention)
+            peer.generate_batch(prompts, WARM_UP_TOKENS)
+            speed = peer.generate_batch(prompts, request["tokens"])
+            return {"speed": speed, "attention": attention, "failed": failed}
+        except Exception as error:  # foreign code may raise anything, and another attention may still work
             failed[attention] = f"{type(error).__name__}: {error}"
             _say(failed[attention])
     raise PeerFailed("; ".join(f"attention {name}: {why}" for name, why in failed.items()))
 
 
-def _batch_speed(request: Mapping[str, Any], attention: str) -> float:
-    shape = SHAPES[request["shape"]]
-    prompts = shape.histories(request["sessions"], request["prompt"])
-    peer = Transformers(shape, torch.device(request["device"]), attention)
-    peer.generate_batch(prompts, WARM_UP_TOKENS)
-    return peer.generate_batch(prompts, request["tokens"])
-
-
 def _say(what: str) -> None:
-    """For the parent, which repeats the last of it when it has waited in vain."""
+    """For the parent, which repeats the last line when there is no answer."""
     sys.stderr.write(f"{what}\n")
     sys.stderr.flush()
 
 
 if __name__ == "__main__":
     answer_lines(answer)
-    # A thread of the library's may still run, and would be waited for.
+    # A thread of the library may still run, and Python would wait for it.
     os._exit(0)

@@ -12,11 +12,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 
@@ -59,82 +60,60 @@ class LlamaServer(LineProcess):
         self.server_pid: int = self.facts.pop("pid")
 
 
-class _Server(Protocol):
-    address: str
-    pid: int
-
-    def facts(self) -> dict[str, Any]: ...
-
-    def close(self) -> None: ...
-
-
-class _PackagedServer:
+@contextmanager
+def _packaged(path: str, threads: int, context: int) -> Iterator[dict[str, Any]]:
     """The server in the package, in this process."""
-
-    def __init__(self, path: str, threads: int, context: int) -> None:
-        self._library = import_module(PACKAGE)
-        params = self._library.CommonParams()
-        params.model.path = path
-        params.n_ctx, params.n_parallel, params.n_gpu_layers = context, 1, 0
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-        try:
-            self._server = self._library.Server(params)
-        except RuntimeError as error:
-            raise PeerFailed(f"llama.cpp's server did not start: {error}") from error
-        self.address: str = self._server.listening_address.removeprefix("http://")
-        self.pid = os.getpid()
-
-    def facts(self) -> dict[str, Any]:
-        system = str(self._library.get_system_info()).strip()
-        return {"library": f"{PACKAGE} {installed_version(PACKAGE)}", "system": system}
-
-    def close(self) -> None:
-        del self._server
+    library = import_module(PACKAGE)
+    params = library.CommonParams()
+    params.model.path = path
+    params.n_ctx, params.n_parallel, params.n_gpu_layers = context, 1, 0
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    try:
+        server = library.Server(params)
+    except RuntimeError as error:
+        raise PeerFailed(f"llama.cpp's server did not start: {error}") from error
+    address = server.listening_address.removeprefix("http://")
+    system = str(library.get_system_info()).strip()
+    told = {"library": f"{PACKAGE} {installed_version(PACKAGE)}", "system": system}
+    yield {"address": address, "pid": os.getpid(), **told}
+    del server
 
 
-class _BuiltServer:
+@contextmanager
+def _built(program: str, path: str, threads: int, context: int) -> Iterator[dict[str, Any]]:
     """A `llama-server` program, as a child of this process."""
-
-    def __init__(self, program: str, path: str, threads: int, context: int) -> None:
-        self.address = f"127.0.0.1:{_free_port()}"
-        host, port = self.address.split(":")
-        work = ("-m", path, "-c", context, "-np", 1, "-t", threads, "-tb", threads, "-ngl", 0)
-        command = [program, *map(str, work), "--host", host, "--port", port]
-        # What it says goes where our own errors go; stdout is for replies.
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
-        self.pid = self._process.pid
-        self._await()
-
-    def facts(self) -> dict[str, Any]:
-        return {"library": f"llama-server {fetched(self.address, '/props').get('build_info', '')}".strip()}
-
-    def close(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _await(self) -> None:
-        """Wait until the model is loaded. Raises PeerFailed, the process ended, when it never is."""
-        deadline = time.monotonic() + START_SECONDS
-        while self._process.poll() is None and time.monotonic() < deadline:
-            try:
-                fetched(self.address, "/health")
-                return
-            except RemoteError:
-                time.sleep(0.1)
-        ended = self._process.poll()
-        self.close()
-        why = "it took too long" if ended is None else f"exit status {ended}"
-        raise PeerFailed(f"llama-server did not start: {why}")
-
-
-def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        host, port = probe.getsockname()
+    work = ("-m", path, "-c", context, "-np", 1, "-t", threads, "-tb", threads, "-ngl", 0)
+    command = [program, *map(str, work), "--host", host, "--port", str(port)]
+    # What it says goes where our own errors go; stdout is for replies.
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+    address = f"{host}:{port}"
+    try:
+        _await(process, address)
+        library = f"llama-server {fetched(address, '/props').get('build_info', '')}".strip()
+        yield {"address": address, "pid": process.pid, "library": library}
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _await(process: subprocess.Popen[bytes], address: str) -> None:
+    """Wait until the model is loaded. Raises PeerFailed when it never is."""
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        with suppress(RemoteError):
+            fetched(address, "/health")
+            return
+        time.sleep(0.1)
+    ended = process.poll()
+    why = "it took too long" if ended is None else f"exit status {ended}"
+    raise PeerFailed(f"llama-server did not start: {why}")
 
 
 def fetched(address: str, path: str) -> dict[str, Any]:
@@ -146,29 +125,20 @@ def fetched(address: str, path: str) -> dict[str, Any]:
         raise RemoteError(f"GET {path} broke off: {error!r}") from error
 
 
-class _Worker:
-    """The server, once `open` was asked for."""
+def main() -> None:
+    """The process: one request opens the server, which ends with this process's input."""
+    with ExitStack() as stack:
 
-    def __init__(self) -> None:
-        self.server: _Server | None = None
+        def opened(request: Mapping[str, Any]) -> dict[str, Any]:
+            where = (request["path"], request["threads"], request["context"])
+            program = request["program"]
+            server = _packaged(*where) if program is None else _built(program, *where)
+            told = stack.enter_context(server)
+            settings = fetched(told["address"], "/props")["default_generation_settings"]
+            return {**told, "context": settings["n_ctx"]}
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        path, threads, program, context = (
-            request[name] for name in ("path", "threads", "program", "context")
-        )
-        if program is None:
-            self.server = _PackagedServer(path, threads, context)
-        else:
-            self.server = _BuiltServer(program, path, threads, context)
-        settings = fetched(self.server.address, "/props")["default_generation_settings"]
-        told = {"address": self.server.address, "pid": self.server.pid, **self.server.facts()}
-        return {**told, "context": settings["n_ctx"]}
+        answer_lines(opened)
 
 
 if __name__ == "__main__":
-    worker = _Worker()
-    try:
-        answer_lines(worker.answer)
-    finally:
-        if worker.server is not None:
-            worker.server.close()
+    main()

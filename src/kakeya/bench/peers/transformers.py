@@ -4,6 +4,7 @@ Run as a program this is that process: `open` loads the model, `say` continues m
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from typing import Any
 from kakeya.bench.machine import installed_version
 from kakeya.bench.processes import LineProcess, answer_lines
 from kakeya.bench.talk import TRANSFORMERS, Turn
-from kakeya.bench.ways import History, Message, Stopwatch
+from kakeya.bench.ways import Message
 from kakeya.errors import ConfigError
 
 WORKER = ("-m", "kakeya.bench.peers.transformers")
@@ -40,20 +41,20 @@ class TransformersWay(LineProcess):
     ) -> None:
         super().__init__(worker)
         self._max_tokens = max_tokens
-        self._history = History()
+        self._history: list[Message] = []
         self.facts: dict[str, Any] = self.open({"do": "open", "path": model_path, "threads": threads})
 
     async def say(self, text: str) -> Turn:
-        asked = self._history.with_user(text)
-        watch = Stopwatch()
+        asked = [*self._history, {"role": "user", "content": text}]
+        began = time.perf_counter()
         request = {"do": "say", "messages": asked, "max_tokens": self._max_tokens}
         # A thread waits, so that signals are heard meanwhile.
         reply = await asyncio.to_thread(self.ask, request)
-        self._history.keep(asked, reply.pop("text"))
-        return Turn(latency_s=watch.now_s, cached_tokens=0, **reply)
+        self._history = [*asked, {"role": "assistant", "content": reply.pop("text")}]
+        return Turn(latency_s=time.perf_counter() - began, cached_tokens=0, **reply)
 
     async def forget(self) -> None:
-        self._history = History()
+        self._history = []
 
 
 class _Worker:
@@ -75,7 +76,6 @@ class _Worker:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.bfloat16, **source
         ).eval()
-        self._inference_mode = torch.inference_mode
         # The file may name sampling settings of its own; this is greedy, and knows no second limit.
         self._settings = transformers.GenerationConfig(
             do_sample=False,
@@ -85,10 +85,10 @@ class _Worker:
 
     def _say(self, messages: Sequence[Message], max_tokens: int) -> dict[str, Any]:
         prompt = self._tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
         count = prompt["input_ids"].shape[1]
-        with self._inference_mode():
+        with import_module("torch").inference_mode():
             ids = self._model.generate(**prompt, generation_config=self._settings, max_new_tokens=max_tokens)
         answer = ids[0, count:]
         text = self._tokenizer.decode(answer, skip_special_tokens=True)

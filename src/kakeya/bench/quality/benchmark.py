@@ -1,4 +1,4 @@
-"""`kakeya bench quality`: its flags. What it measures is in `measure`, what it concludes in `results`."""
+"""`kakeya bench quality`: its flags, what they refuse, and the run. Each part has a file of its own."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -9,34 +9,32 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from kakeya.bench.benchmark import Benchmark, Quick, Run, numbers
-from kakeya.bench.quality.results import (
-    DEFAULT,
-    FAR_TOKENS,
-    REFERENCE,
-    STRETCH_TOKENS,
+from kakeya.bench.benchmark import Benchmark, Quick, Results, Run, numbers
+from kakeya.bench.peers.llama import require_llama
+from kakeya.bench.quality.choices import (
+    FACTS,
     Choice,
-    QualityResults,
-    Way,
-    all_choices,
-    far_stretches,
-    quality_gates,
-    show,
+    ChoiceResults,
+    ChoiceRow,
+    Scores,
+    choices_to_try,
+    measure_choices,
 )
+from kakeya.bench.quality.memory import FAR_TOKENS, MemoryResults, Way, measure_memory, tokens_afresh
+from kakeya.bench.quality.peer import ASKED_BY, PeerResults, measure_peer
+from kakeya.bench.quality.recall import RecallResults, measure_recall
+from kakeya.bench.quality.scoring import open_alone
 from kakeya.bench.report import Gate
+from kakeya.bench.tables import Chart, Table
 from kakeya.bench.text import prose
 from kakeya.config import DEFAULT_MODEL, CacheConfig, EngineConfig
 from kakeya.errors import ConfigError
-from kakeya.options import Model, Threads
+from kakeya.options import Model, Threads, build
 
 _memory = partial(typer.Option, rich_help_panel="The part memory")
 _recall = partial(typer.Option, rich_help_panel="The part recall")
 _peer = partial(typer.Option, rich_help_panel="The part peer")
 
-# How many tokens are computed at once, for each way of feeding the text.
-BLOCKS = {"prompt": 128, "decode": 8}
-PASSAGE_TOKENS = 512
-ASKED_BY = "--part peer"
 # Roughly what the packaged text has.
 TEXT_TOKENS = 3000
 # More than a number, the question and the prose before it take.
@@ -54,8 +52,28 @@ class Part(StrEnum):
     PEER = "peer"
 
 
-# Those that need nothing else installed.
-_USUAL = (Part.CHOICES, Part.MEMORY, Part.RECALL)
+_MEASURES = {
+    Part.CHOICES: measure_choices,
+    Part.MEMORY: measure_memory,
+    Part.RECALL: measure_recall,
+    Part.PEER: measure_peer,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityResults(Results):
+    """What the parts found; None for those that were not measured, or not yet."""
+
+    reference: Scores | None = None
+    choices: tuple[ChoiceRow, ...] = ()
+    memory: MemoryResults | None = None
+    recall: RecallResults | None = None
+    peer: PeerResults | None = None
+
+    def parts(self) -> list[ChoiceResults | MemoryResults | RecallResults | PeerResults]:
+        """Those that were measured."""
+        choices = ChoiceResults(self.reference, self.choices) if self.reference else None
+        return [part for part in (choices, self.memory, self.recall, self.peer) if part is not None]
 
 
 @dataclass(frozen=True)
@@ -110,26 +128,21 @@ class QualityBench(Benchmark[QualityResults]):
 
     @property
     def parts(self) -> frozenset[Part]:
-        return frozenset(self.part or _USUAL)
+        """Those asked for; else all that need nothing else installed."""
+        return frozenset(self.part or set(Part) - {Part.PEER})
 
     @property
     def config(self) -> EngineConfig:
-        return EngineConfig() if self.threads is None else EngineConfig(threads=self.threads)
-
-    # What each part measures.
+        return build(EngineConfig, {"threads": self.threads})
 
     @property
     def choices(self) -> list[Choice]:
-        return [DEFAULT] if self.quick else all_choices()
+        return choices_to_try(quick=self.quick)
 
     @property
     def choice_tokens(self) -> int | None:
         """How much of the packaged text they score; None for all of it."""
         return 48 if self.quick else None
-
-    @property
-    def choice_passage(self) -> int:
-        return 32 if self.quick else PASSAGE_TOKENS
 
     @property
     def work_of_a_choice(self) -> int:
@@ -142,19 +155,19 @@ class QualityBench(Benchmark[QualityResults]):
         """Full attention computes more for each token than for the one before, so it stops early, yet beyond
         what the default model was trained for: one sees it leave what it knows."""
         full = Way(0, min(self.full_tokens, self.history_tokens), full=True)
-        return [full, Way(0, self.sliding_window), *(Way(CacheConfig.sink, each) for each in self._windows)]
-
-    def tokens_of(self, way: Way) -> int:
-        return way.window if way.full else self.history_tokens
+        return [full, Way(0, self.sliding_window), *self._with_sinks]
 
     @property
-    def _windows(self) -> tuple[int, ...]:
-        return numbers("windows", self.windows)
+    def _with_sinks(self) -> list[Way]:
+        return [Way(CacheConfig.sink, window) for window in numbers("windows", self.windows)]
 
     @property
     def judged(self) -> Way:
         """Of the ways with sinks the one nearest to what a session has by default."""
-        return Way(CacheConfig.sink, min(self._windows, key=lambda each: abs(each - CacheConfig.window)))
+        return min(self._with_sinks, key=lambda way: abs(way.window - CacheConfig.window))
+
+    def tokens_of(self, way: Way) -> int:
+        return way.window if way.full else self.history_tokens
 
     @property
     def distances_asked(self) -> tuple[int, ...]:
@@ -168,70 +181,52 @@ class QualityBench(Benchmark[QualityResults]):
     @property
     def work(self) -> int:
         """How many tokens will be computed, roughly."""
-        afresh = len(far_stretches(self.history_tokens, self.far_tokens))
-        memory = sum(map(self.tokens_of, self.ways)) + afresh * (self.judged.window + STRETCH_TOKENS)
+        afresh = tokens_afresh(self.history_tokens, self.far_tokens, self.judged.window)
         tokens = {
             Part.CHOICES: (1 + len(self.choices)) * self.work_of_a_choice,
-            Part.MEMORY: memory,
+            Part.MEMORY: sum(map(self.tokens_of, self.ways)) + afresh,
             Part.RECALL: 3 * self.trials * sum(self.distances_asked),
             Part.PEER: 2 * (1 + len(self.also or ())) * (self.peer_tokens or TEXT_TOKENS),
         }
         return sum(tokens[part] for part in self.parts)
 
-    # What cannot be.
-
     def check(self, *, picture: bool) -> None:
-        if picture and Part.MEMORY not in self.parts:
+        parts = self.parts
+        build(EngineConfig, {"threads": self.threads})  # which refuses what cannot be
+        if picture and Part.MEMORY not in parts:
             raise ConfigError("--picture draws the part memory, which was not asked for")
-        if self.threads is not None:
-            EngineConfig(threads=self.threads)
-        if Part.MEMORY in self.parts:
-            self._check_memory()
-        if Part.RECALL in self.parts:
-            self._check_recall()
-        if self.reads_at_length:
-            self.check_length(len(self._long_text.encode()), "bytes")  # which no tokenizer makes more of
-        if Part.PEER in self.parts:
-            self._check_peer()
-        elif self.also:
+        if self.also and Part.PEER not in parts:
             raise ConfigError("--also names files for the part peer, which was not asked for")
-
-    def _check_memory(self) -> None:
-        for name in ("history_tokens", "full_tokens"):
-            if getattr(self, name) < 2:
-                raise ConfigError(f"{name} must be at least 2, got {getattr(self, name)}")
-        for way in self.ways:
-            CacheConfig(sink=way.sink, window=way.window)
+        if Part.MEMORY in parts:
+            self.require_least(history_tokens=2, full_tokens=2)
+            for way in self.ways:
+                way.cache()
+        if Part.RECALL in parts:
+            self._check_recall()
+        if (text := self._long_text()) is not None:
+            self._check_length(len(text.encode()), "bytes")  # which no tokenizer makes more of
+        if Part.PEER in parts:
+            self._check_peer()
 
     def _check_recall(self) -> None:
         if min(self.distances_asked) < 1:
             raise ConfigError(f"distances must be whole numbers from 1, got {list(self.distances_asked)}")
-        if self.trials < 1:
-            raise ConfigError(f"trials must be at least 1, got {self.trials}")
-        if CacheConfig(sink=self.judged.sink, window=self.judged.window).capacity < LEAST_KEPT:
+        self.require_least(trials=1)
+        if self.judged.cache().capacity < LEAST_KEPT:
             raise ConfigError(
                 f"recall needs a memory of at least {LEAST_KEPT} tokens to pin a number in, "
                 f"got {self.judged.label()}"
             )
 
     def _check_peer(self) -> None:
-        from kakeya.bench.peers.llama import require_llama
-
         require_llama(asked_by=ASKED_BY)
-        if self.peer_tokens is not None and self.peer_tokens < 2:
-            raise ConfigError(f"peer-tokens must be at least 2, got {self.peer_tokens}")
+        self.require_least(peer_tokens=2)
         for path in self.also or ():
             require_llama(str(path), asked_by=ASKED_BY)
             if not path.is_file():
                 raise ConfigError(f"{ASKED_BY} compares files, and there is none at {path}")
 
-    # The text that is read at length.
-
-    @property
-    def reads_at_length(self) -> bool:
-        return bool(self.parts & {Part.MEMORY, Part.RECALL})
-
-    def check_length(self, length: int, unit: str) -> None:
+    def _check_length(self, length: int, unit: str) -> None:
         """Neither a history nor the prose before a question begins again. Raises ConfigError."""
         history = self.history_tokens if Part.MEMORY in self.parts else 0
         farthest = max(self.distances_asked) if Part.RECALL in self.parts else 0
@@ -242,9 +237,10 @@ class QualityBench(Benchmark[QualityResults]):
                 "ask for less, or give a longer text with --text FILE"
             )
 
-    @property
-    def _long_text(self) -> str:
-        """Raises ConfigError for what cannot be read as UTF-8."""
+    def _long_text(self) -> str | None:
+        """What is read at length; None where no part does. Raises ConfigError for what is no UTF-8."""
+        if not self.parts & {Part.MEMORY, Part.RECALL}:
+            return None
         if self.text is None:
             return prose()
         try:
@@ -252,32 +248,38 @@ class QualityBench(Benchmark[QualityResults]):
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the text {self.text} cannot be read as UTF-8: {error}") from error
 
-    # The run.
-
     def run(self, run: Run[QualityResults]) -> QualityResults:
         """A partial report follows each choice, way, memory and file."""
-        from kakeya.bench.quality.measure import measure, text_tokens
-
         run.facts |= {"engine": self.config, "parts": self.parts, "text": None}
         if Part.CHOICES in self.parts:
-            run.facts["choices"] = {"rows_at_once": BLOCKS, "reference": REFERENCE.label()}
+            run.facts["choices"] = FACTS
         token_ids: list[int] = []
-        if self.reads_at_length:
-            text = self._long_text
-            token_ids = text_tokens(self, text)
+        if (text := self._long_text()) is not None:
+            token_ids = self._tokens(text)
             run.facts["text"] = {
                 "file": "bench/data/galapagos.txt" if self.text is None else self.text.name,
                 "sha256": hashlib.sha256(text.encode()).hexdigest(),
                 "characters": len(text),
                 "tokens": len(token_ids),
             }
-        results = QualityResults()
-        for found in measure(self, token_ids, run.work(self.work)):
-            results = replace(results, **found)
-            run.checkpoint(results)
+        results, work = QualityResults(), run.work(self.work)
+        for measure in (_MEASURES[part] for part in Part if part in self.parts):
+            for found in measure(self, token_ids, work):
+                results = replace(results, **found)
+                run.checkpoint(results)
         return results
 
-    def gates(self, results: QualityResults) -> list[Gate]:
-        return quality_gates(results)
+    def _tokens(self, text: str) -> list[int]:
+        """Raises ConfigError for a text shorter than what should be read of it."""
+        with open_alone(self, CacheConfig(sink=0, window=1)) as runtime:
+            token_ids = runtime.tokenizer.encode(text, special=False)
+        self._check_length(len(token_ids), "tokens")
+        return token_ids
 
-    show = staticmethod(show)
+    def gates(self, results: QualityResults) -> list[Gate]:
+        """Those of the parts that were measured."""
+        return [gate for part in results.parts() for gate in part.gates()]
+
+    @staticmethod
+    def show(results: QualityResults) -> list[Table | Chart]:
+        return [each for part in results.parts() for each in part.show()]

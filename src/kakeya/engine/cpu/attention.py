@@ -38,9 +38,9 @@ class AttentionStep(ABC):
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
     def context(self) -> AttentionContext | None:
-        """Everything at once, for layers that run in one native call; None where they cannot.
+        """The attention of all layers, to run them in one native call; None where that is not possible.
 
-        Whoever takes it computes every layer: they then count as written.
+        The caller computes every layer: all of them count as written.
         """
         return None
 
@@ -59,8 +59,8 @@ class AttentionStep(ABC):
         return self._tables[rope]
 
     def _warmed(self, q: Tensor) -> Tensor:
-        """Queries [rows, heads, d] grown by their temperature at the position that sinks see them at: like
-        every angle, it stays what it was when the cache became full."""
+        """Queries [rows, heads, d] scaled by their temperature at the position that sinks see. Like every
+        angle, the temperature stops growing when the cache is full."""
         temperature = self._model.query_temperature
         if temperature is None or self._capacity <= temperature.positions:
             return q
@@ -77,7 +77,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class NativeAttention(AttentionStep):
-    """The native kernel: one call a layer. Its bits never depend on what else is in the batch."""
+    """The native kernel, one call a layer. A row's bits do not depend on the rest of the batch."""
 
     def __init__(
         self, kernels: Kernels, model: ModelConfig, pool: SlabPool, segments: Sequence[Segment]

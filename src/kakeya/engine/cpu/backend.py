@@ -8,12 +8,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kakeya.config import EngineConfig
 from kakeya.engine.backend import LaunchedStep, Reduction, StepResult
 from kakeya.engine.batch import Segment
+from kakeya.engine.beginnings import GRANULE
 from kakeya.engine.cpu.attention import AttentionStep, NativeAttention, TorchAttention
 from kakeya.engine.cpu.sampler import native_sampler
+from kakeya.engine.device import CPU
 from kakeya.engine.sampler import Sampler, SampleRequest, sample
-from kakeya.engine.slab import SlabPool
+from kakeya.engine.slab import SlabPool, prefix_cache_bytes, slab_geometry
 from kakeya.errors import InvariantViolation
 from kakeya.kernels import Kernels
 from kakeya.models.decoder import Decoder
@@ -31,15 +34,32 @@ class StepOutput:
     hidden: Mapping[int, Tensor]
 
 
+def cuts_anywhere(decoder: Decoder, numerics: Numerics) -> bool:
+    """Whether bits do not depend on how many rows come together: the native kernels have one arithmetic for
+    any number, torch has in exact numerics."""
+    return numerics is Numerics.EXACT or decoder.fused is not None
+
+
+def cpu_pool(decoder: Decoder, config: EngineConfig) -> SlabPool:
+    """The slabs and shared beginnings that a configuration asks for."""
+    geometry = slab_geometry(decoder.config, config)
+    granule = GRANULE if cuts_anywhere(decoder, config.numerics) else config.block_tokens
+    return SlabPool(geometry, config.capacity, CPU, granule, prefix_cache_bytes(config, geometry))
+
+
 class CpuBackend:
     """The decoder in this process's memory, with native kernels where they were built."""
+
+    runs_ahead = False
 
     def __init__(
         self, decoder: Decoder, pool: SlabPool, numerics: Numerics, kernels: Kernels | None, fingerprint: str
     ) -> None:
         self._decoder = decoder
-        self._pool = pool
-        self._fingerprint = fingerprint
+        self.pool = pool
+        self.vocab_size = decoder.config.vocab_size
+        self.fingerprint = fingerprint
+        self.any_cut = cuts_anywhere(decoder, numerics)
         self._sample: Sampler = sample if kernels is None else native_sampler(kernels)
         model = decoder.config
         sizes = {model.heads_of(layer).head_dim for layer in range(model.num_layers)}
@@ -48,22 +68,6 @@ class CpuBackend:
             self._attention = partial(NativeAttention, kernels, model, pool)
         else:
             self._attention = partial(TorchAttention, model, pool, numerics)
-
-    @property
-    def pool(self) -> SlabPool:
-        return self._pool
-
-    @property
-    def vocab_size(self) -> int:
-        return self._decoder.config.vocab_size
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    @property
-    def runs_ahead(self) -> bool:
-        return False
 
     def is_lost(self) -> bool:
         return False

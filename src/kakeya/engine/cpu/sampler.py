@@ -58,7 +58,7 @@ def _wants_logprobs(params: SamplingParams) -> bool:
 
 
 def _refuse(choices: Sequence[Choice], vocab_size: int) -> None:
-    """A logit that is no number comes first, whatever else is wrong with other rows."""
+    """Raise for a logit that is not finite first, whatever is wrong with other rows."""
     for row, choice in enumerate(choices):
         if choice.status == ChoiceStatus.NOT_FINITE:
             raise not_finite(choice.best, row)

@@ -1,8 +1,8 @@
-"""In which order the rows of a step go to the device, and the tables that say so.
+"""The order of a step's rows on the device, and the tables that describe it.
 
-Single tokens come first, the rows of longer segments behind them. In exact numerics every row is attended
-like a single token: rows go in waves, and those of a wave are stored before they are attended, which must
-not displace what the first of them sees.
+Single tokens come first, the rows of longer segments behind them. In exact numerics every row attends like a
+single token: rows go in waves. The rows of a wave are stored before they attend, so a wave must not overwrite
+what its first row sees.
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ from kakeya.engine.cuda.shapes import StepBuckets, StepShape
 from kakeya.engine.cuda.tables import HostTables, Int32Array
 from kakeya.kernels.gpu import TILE_ROWS
 
-_AS_THEY_CAME: Int32Array = np.empty(0, dtype=np.int32)
+_SAME_ORDER: Int32Array = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
 class Wave:
-    """Neighbouring rows that are attended together, each like a single token."""
+    """Neighbouring rows that attend together, each like a single token."""
 
     first: int
     count: int
     has_neighbours: bool = False
-    """Some of them are of one session, and must be stored before any is attended."""
+    """Some of them belong to one session, so all must be stored before any attends."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Arrangement:
     shape: StepShape
     waves: Sequence[Wave]
     order: Int32Array
-    """Where each row went, in segment order. Empty if they lie as they came."""
+    """The place of each row, in segment order. Empty if rows keep their order."""
     is_captured: bool
 
 
-def captured_step(shape: StepShape, order: Int32Array = _AS_THEY_CAME) -> Arrangement:
+def captured_step(shape: StepShape, order: Int32Array = _SAME_ORDER) -> Arrangement:
     """The arrangement that a bucket stands for."""
     waves = (Wave(0, shape.decode_rows),) if shape.decode_rows else ()
     return Arrangement(shape, waves, order, is_captured=True)
@@ -72,9 +72,9 @@ class Arranger:
         rows = sum(len(segment.tokens) for segment in segments if len(segment.tokens) > 1)
         shape = self._buckets.captured_mixed(singles, rows, longer, logits) if captured and longer else None
         if shape is not None:
-            return captured_step(shape, self._prompts_behind(tables, segments, shape))
+            return captured_step(shape, self._prefill_behind(tables, segments, shape))
         shape = self._buckets.uncaptured(singles, rows, longer, logits)
-        order = self._prompts_behind(tables, segments, shape)
+        order = self._prefill_behind(tables, segments, shape)
         return replace(captured_step(shape, order), is_captured=False)
 
     def _single_tokens(self, tables: HostTables, segments: Sequence[Segment]) -> Arrangement:
@@ -87,20 +87,20 @@ class Arranger:
         tables.table("slabs")[count : shape.decode_rows] = -1
         return captured_step(shape)
 
-    def _prompts_behind(
+    def _prefill_behind(
         self, tables: HostTables, segments: Sequence[Segment], shape: StepShape
     ) -> Int32Array:
-        rows, prompts = _Rows(segments), _Prompts(tables, shape)
+        rows, prefill = _Rows(segments), _Prefill(tables, shape)
         for index, segment in enumerate(segments):
             if len(segment.tokens) == 1:
                 rows.put(index, 0, 1)
         rows.pad(shape.decode_rows)
         for index, segment in enumerate(segments):
             if len(segment.tokens) > 1:
-                prompts.put(segment)
+                prefill.put(segment)
                 rows.put(index, 0, len(segment.tokens))
         rows.pad(shape.rows)
-        prompts.write()
+        prefill.write()
         rows.write(tables, shape)
         return rows.order
 
@@ -120,14 +120,14 @@ class Arranger:
         return Arrangement(shape, waves, rows.order, is_captured=False)
 
     def _most_together(self, segment: Segment, taken: int) -> int:
-        """How many rows can be stored before the first of them is attended: what the spare slots protect, or
-        all that go into slots which never held anything."""
+        """How many rows can be stored before the first of them attends: as many as the spare slots protect,
+        or all that go into slots that were never filled."""
         return max(self._cache.spare + 1, self._cache.slots - segment.start - taken)
 
 
 @dataclass
 class _Rows:
-    """The columns of the row tables as they grow, and where each row of each segment went."""
+    """The columns of the row tables as they grow, and the place of each row of each segment."""
 
     segments: Sequence[Segment]
     token_ids: list[int] = field(default_factory=list)
@@ -152,7 +152,7 @@ class _Rows:
         return self._ends[-1]
 
     def put(self, index: int, offset: int, count: int) -> None:
-        """The next `count` rows are those of a segment, from its `offset` on."""
+        """Add `count` rows of a segment, from its `offset` on."""
         segment = self.segments[index]
         slab, start = segment.sequence.slab, segment.start + offset
         begin = self._ends[index] - len(segment.tokens) + offset
@@ -163,7 +163,7 @@ class _Rows:
         self.sinks += [slab.sink] * count
 
     def pad(self, count: int) -> None:
-        """Up to `count` rows in all."""
+        """Add padding up to `count` rows in all."""
         more = count - self.count
         self.slabs += [-1] * more
         for column in (self.token_ids, self.positions, self.sinks):
@@ -180,12 +180,12 @@ class _Rows:
         logit_rows = self.order[wanted]
         count = len(wanted)
         tables.table("logit_rows")[:count] = logit_rows
-        tables.table("logit_rows")[count : shape.logit_rows] = 0  # any row: nobody looks at what comes of it
+        tables.table("logit_rows")[count : shape.logit_rows] = 0  # any row: nobody reads its result
         tables.table("logit_slabs")[:count] = tables.table("slabs")[logit_rows]
         tables.table("logit_slabs")[count : shape.logit_rows] = -1
 
 
-class _Prompts:
+class _Prefill:
     """The tables of segments and tiles as they grow. Rows count from the first behind the decode rows."""
 
     def __init__(self, tables: HostTables, shape: StepShape) -> None:
@@ -205,7 +205,7 @@ class _Prompts:
     def write(self) -> None:
         self._fill("segments", self._segments, len(self._segments))
         self._fill("tiles", self._tiles, 2 * self._shape.tiles)
-        self._fill("row_segments", self._row_segments, self._shape.prompt_rows)
+        self._fill("row_segments", self._row_segments, self._shape.prefill_rows)
 
     def _fill(self, name: str, numbers: list[int], padded: int) -> None:
         table = self._tables.table(name)

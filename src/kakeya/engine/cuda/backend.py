@@ -1,7 +1,9 @@
-"""Runs planned batches on a CUDA device, one step ahead of the reading of results.
+"""Runs planned batches on a CUDA device. The next step is launched before the results of the last one are
+read.
 
-A launch fills tables, sends them, replays a graph and asks for the chosen tokens; it waits for the device
-only when the tables of all earlier steps are still on their way. Reading a result waits for that step alone.
+A launch fills tables, sends them, replays a graph and starts to fetch the sampled tokens. It waits for the
+device only when the tables of all earlier steps are still in flight. Reading a result waits for that step
+alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +21,7 @@ from kakeya.engine.batch import Segment
 from kakeya.engine.cuda.arranging import Arrangement, Arranger, captured_step
 from kakeya.engine.cuda.decoder import FusedDecoder
 from kakeya.engine.cuda.graphs import StepGraphs
-from kakeya.engine.cuda.launched import ChosenTokens, HostRows, LaunchedTokens
+from kakeya.engine.cuda.launched import HostRows, LaunchedTokens, SampledTokens
 from kakeya.engine.cuda.shapes import StepBuckets, StepShape
 from kakeya.engine.cuda.tables import BUFFERS, StepTables
 from kakeya.engine.cuda.weights import DeviceWeights
@@ -47,7 +49,7 @@ class CudaBackend:
         config: EngineConfig,
         device: torch.device,
     ) -> None:
-        # Float32 means float32, not a matmul of rounded numbers.
+        # Float32 means float32, not TF32.
         torch.set_float32_matmul_precision("highest")
         self._pool, self._fingerprint, self._model = pool, fingerprint, weights.config
         buckets = StepBuckets(config)
@@ -58,13 +60,13 @@ class CudaBackend:
             weights, pool, kernels, self._tables, self._space, numerics, buckets.limits.rows
         )
         self._arranger = Arranger(buckets, config.cache, numerics is Numerics.EXACT)
-        self._chosen = cycle([ChosenTokens(buckets.limits.rows, device) for _ in range(BUFFERS)])
+        self._sampled = cycle([SampledTokens(buckets.limits.rows, device) for _ in range(BUFFERS)])
         self._graphs = StepGraphs(self._run_captured)
         self._buckets, self._kernels = buckets, kernels
 
     def capture(self) -> None:
-        """Capture a graph for each bucket, before the first step. Without them steps run launch by launch,
-        as they do on a CPU and with the torch kernels: many small ones, some in loops, that nobody tuned."""
+        """Capture a graph for each bucket, before the first step. On a CPU and with the torch kernels nothing
+        is captured, and steps run launch by launch."""
         if self._pool.device.type == "cuda" and not isinstance(self._kernels, TorchKernels):
             self._capture()
 
@@ -75,6 +77,10 @@ class CudaBackend:
     @property
     def vocab_size(self) -> int:
         return self._model.vocab_size
+
+    @property
+    def any_cut(self) -> bool:
+        return True
 
     @property
     def fingerprint(self) -> str:
@@ -103,20 +109,20 @@ class CudaBackend:
         else:
             self._run_uncaptured(step, on_host, len(requests), _Taps(step, hidden_layers, hidden))
         rows = None if step.shape.is_mixed else tables.single_rows(step.shape, len(requests))
-        return LaunchedTokens(self._fetched(len(requests)), on_host, hidden, rows)
+        return LaunchedTokens(self._fetch(len(requests)), on_host, hidden, rows)
 
     def follow(self, step: LaunchedStep) -> LaunchedStep:
         assert isinstance(step, LaunchedTokens), "a step of another backend"
-        assert step.rows is not None, "only single tokens are followed"
-        rows = self._tables.send_further(step.rows)
+        assert step.rows is not None, "only a step of single tokens can be followed"
+        rows = self._tables.send_next(step.rows)
         self._graphs.run(rows.shape)
-        return LaunchedTokens(self._fetched(rows.count), HostRows(()), {}, rows)
+        return LaunchedTokens(self._fetch(rows.count), HostRows(()), {}, rows)
 
-    def prepared(self, segments: Sequence[Segment], requests: Sequence[SampleRequest]) -> Callable[[], None]:
-        """Make a captured step ready: its rows arranged, its tables sent.
+    def prepare(self, segments: Sequence[Segment], requests: Sequence[SampleRequest]) -> Callable[[], None]:
+        """Arrange the rows of a captured step and send its tables.
 
-        What is returned replays its graph, as often as it is called, until another step is made ready or
-        launched. Nobody is told of the tokens that it chooses.
+        The function that is returned replays the step's graph. It can be called again and again, until
+        another step is prepared or launched. Nobody reads the tokens that it samples.
         """
         tables = self._tables.begin()
         step = self._arranger.arrange(tables, segments, len(requests))
@@ -131,29 +137,29 @@ class CudaBackend:
         self._decoder.run(step)
         return [reduce(segment.start + first, logits) for first, logits in self._logits(step, segment.rows)]
 
-    def _fetched(self, count: int) -> ChosenTokens:
-        """What the step that was just launched chooses, as soon as it has."""
-        chosen = next(self._chosen)
-        chosen.fetch(self._space.chosen, count)
-        return chosen
+    def _fetch(self, count: int) -> SampledTokens:
+        """Start to fetch the tokens of the step that was just launched."""
+        tokens = next(self._sampled)
+        tokens.fetch(self._space.sampled, count)
+        return tokens
 
     def _replay(self, shape: StepShape) -> None:
         with torch.inference_mode():
             self._graphs.run(shape)
 
     def _run_captured(self, shape: StepShape) -> None:
-        """What a graph holds: from the tables to the chosen tokens."""
+        """What a graph holds: everything from the tables to the sampled tokens."""
         self._decoder.run(captured_step(shape))
-        self._decoder.choose(shape, self._decoder.head(shape))
+        self._decoder.sample(shape, self._decoder.head(shape))
 
     def _run_uncaptured(self, step: Arrangement, on_host: HostRows, count: int, taps: "_Taps") -> None:
         self._decoder.run(step, taps if taps.layers else None)
         for first, logits in self._logits(step, count):
-            self._decoder.choose(step.shape, logits, first)
+            self._decoder.sample(step.shape, logits, first)
             on_host.keep(logits, first)
 
     def _logits(self, step: Arrangement, count: int) -> Iterator[tuple[int, Tensor]]:
-        """As many rows at a time as the head takes; they are good until the next ones."""
+        """The logits, as many rows at a time as the head takes. Each block is valid until the next one."""
         for first in range(0, count, self._head_rows):
             yield first, self._decoder.head(step.shape, first, min(self._head_rows, count - first))
 
@@ -164,7 +170,7 @@ class CudaBackend:
 
 @dataclass(frozen=True)
 class _Taps:
-    """Keeps the outputs of some layers, in segment order."""
+    """Copies the outputs of some layers, in segment order."""
 
     step: Arrangement
     layers: Sequence[int]

@@ -1,8 +1,7 @@
-"""The decoder on the device: every family by configuration, fused around its matmuls.
+"""The decoder on the device: one network for every family, with small operations fused around the matmuls.
 
-Everything is written into static buffers and read from static tables, so that a step can be captured in a
-graph and replayed. Matmuls run over all rows together; attention runs over single tokens and over longer
-segments separately.
+It writes to static buffers and reads static tables, so a step can be captured in a CUDA graph and replayed.
+Matmuls run over all rows together. Attention runs over single tokens and over longer segments separately.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from kakeya.config import CacheConfig
 from kakeya.engine.cuda.arranging import Arrangement
 from kakeya.engine.cuda.matmul import Matmuls
 from kakeya.engine.cuda.shapes import StepShape
@@ -20,27 +20,27 @@ from kakeya.engine.slab import SlabPool
 from kakeya.kernels.gpu import (
     AttentionLayer,
     AttentionShape,
-    ChoiceScratch,
     GpuKernels,
     RowTable,
+    SamplingScratch,
     Scratch,
-    splits_for,
+    kv_splits,
 )
 from kakeya.models.config import ModelConfig, QueryTemperature
 from kakeya.models.rope import inverse_frequencies
 from kakeya.types import Numerics
 
-# Of every row in exact numerics: the order of additions must not depend on how many rows there are.
+# KV splits in exact numerics: the order of additions must not depend on the number of rows.
 EXACT_SPLITS = 2
 
 _ONE_ROW = StepShape(1)
 
-# tap(layer, hidden): shown each layer's output, float32 [rows, hidden], before it changes again.
+# tap(layer, hidden) gets each layer's output, float32 [rows, hidden], before it changes again.
 Tap = Callable[[int, Tensor], None]
 
 
 class FusedDecoder:
-    """Runs arranged steps: token ids from the tables to chosen tokens in the workspace."""
+    """Runs arranged steps: from token ids in the tables to sampled tokens in the workspace."""
 
     def __init__(
         self,
@@ -57,16 +57,18 @@ class FusedDecoder:
         self._exact = numerics is Numerics.EXACT
         self._matmuls = Matmuls(kernels, workspace, self._exact)
         self._newest = torch.zeros(pool.storage.shape[0], dtype=torch.int32, device=pool.device)
-        self._attention = attention_shape(weights, pool)
+        self._attention = attention_shape(weights.config, pool.geometry.cache)
         self._attention_layers = self._layers_over(pool.storage)
         self._scratch = self._make_scratch(max_rows, pool.device)
-        self._choosing = ChoiceScratch.of(len(workspace.logits), self._model.vocab_size, pool.device)
+        self._sampling_scratch = SamplingScratch.of(
+            len(workspace.logits), self._model.vocab_size, pool.device
+        )
         self._ropes = self._rope_tables(pool.device)
         self._temperature = query_temperature(self._model, self._attention.capacity)
         self._fuses_one_row = not self._exact and self._temperature is None and weights.is_plain
 
     def run(self, step: Arrangement, tap: Tap | None = None) -> None:
-        """All layers; the rows that go through the head are left normed in the workspace."""
+        """Run all layers. The rows that go through the head are left in the workspace, normed."""
         shape, space = step.shape, self._space
         rows = self._tables.rows(0, shape.rows)
         self._kernels.embed(
@@ -77,7 +79,7 @@ class FusedDecoder:
             self._model.embed_scale,
             space.hidden[: shape.rows],
         )
-        rotations = [self._rotated(rows, shape.rows, rope) for rope in range(len(self._ropes))]
+        rotations = [self._rotations(rows, shape.rows, rope) for rope in range(len(self._ropes))]
         if shape.rows == 1 and self._fuses_one_row:
             self._one_row(step, rotations, tap)
         else:
@@ -86,11 +88,11 @@ class FusedDecoder:
     def head(self, shape: StepShape, first: int = 0, count: int | None = None) -> Tensor:
         """The logits of `count` rows that go through the head, from `first` on: float32 [count, vocab].
 
-        They are good until the next call.
+        They are valid until the next call.
         """
         space = self._space
         if shape == _ONE_ROW and self._fuses_one_row and self._model.logit_softcap is None:
-            self._kernels.one_row_product(space.normed[:1], self._weights.head.weight, space.logits[:1])
+            self._kernels.gemv(space.normed[:1], self._weights.head.weight, space.logits[:1])
             return space.logits[:1]
         count = shape.head_rows - first if count is None else count
         if shape.logit_rows:
@@ -104,11 +106,11 @@ class FusedDecoder:
             hidden, self._weights.head, space.logits, count, self._model.logit_softcap
         )
 
-    def choose(self, shape: StepShape, logits: Tensor, first: int = 0) -> None:
-        """Choose a token for each of these rows of logits."""
-        rows, choice = self._tables.logits(shape, first, len(logits))
-        chosen = self._space.chosen[first : first + len(logits)]
-        self._kernels.choose(logits, rows, choice, self._choosing, self._newest, chosen)
+    def sample(self, shape: StepShape, logits: Tensor, first: int = 0) -> None:
+        """Sample a token for each of these rows of logits."""
+        rows, sampling = self._tables.logits(shape, first, len(logits))
+        sampled = self._space.sampled[first : first + len(logits)]
+        self._kernels.sample(logits, rows, sampling, self._sampling_scratch, self._newest, sampled)
 
     def _many_rows(self, step: Arrangement, rotations: Sequence[Tensor], tap: Tap | None) -> None:
         space, count, eps = self._space, step.shape.rows, self._model.norm_eps
@@ -119,10 +121,10 @@ class FusedDecoder:
             self._matmuls(space.normed, layer.qkv, space.qkv, count)
             self._finish_queries_and_keys(layer, count)
             self._attend(index, step, rotations)
-            projected = self._matmuls.projected(space.attended, layer.output, count)
+            projected = self._matmuls.project(space.attended, layer.output, count)
             add_norm(hidden, projected, layer.post_attention_norm, layer.mlp_norm, eps, normed)
             self._matmuls.gated(space.normed, layer.gate_up, self._model.activation, space.gated, count)
-            projected = self._matmuls.projected(space.gated, layer.down, count)
+            projected = self._matmuls.project(space.gated, layer.down, count)
             is_last = index == len(layers) - 1
             next_norm = self._weights.final_norm if is_last else layers[index + 1].input_norm
             add_norm(hidden, projected, layer.post_mlp_norm, next_norm, eps, normed)
@@ -130,22 +132,22 @@ class FusedDecoder:
                 tap(index, hidden)
 
     def _one_row(self, step: Arrangement, rotations: Sequence[Tensor], tap: Tap | None) -> None:
-        """Norms are in the matmuls' prologues, residuals and gates in their epilogues."""
-        space, eps, product = self._space, self._model.norm_eps, self._kernels.one_row_product
+        """A single row: norms are the prologues of the matmuls, residuals and gates their epilogues."""
+        space, eps, gemv = self._space, self._model.norm_eps, self._kernels.gemv
         hidden, qkv, attended, gated = (x[:1] for x in (space.hidden, space.qkv, space.attended, space.gated))
         for index, layer in enumerate(self._weights.layers):
-            product(hidden, layer.qkv.weight, qkv, norm=layer.input_norm, eps=eps)
+            gemv(hidden, layer.qkv.weight, qkv, norm=layer.input_norm, eps=eps)
             self._attend(index, step, rotations)
-            product(attended, layer.output.weight, hidden, residual=hidden)
+            gemv(attended, layer.output.weight, hidden, residual=hidden)
             gate = self._model.activation
-            product(hidden, layer.gate_up.weight, gated, norm=layer.mlp_norm, eps=eps, gate=gate)
-            product(gated, layer.down.weight, hidden, residual=hidden)
+            gemv(hidden, layer.gate_up.weight, gated, norm=layer.mlp_norm, eps=eps, gate=gate)
+            gemv(gated, layer.down.weight, hidden, residual=hidden)
             if tap is not None:
                 tap(index, hidden)
         self._kernels.add_norm(hidden, None, None, self._weights.final_norm, eps, space.normed[:1])
 
     def _finish_queries_and_keys(self, layer: DeviceLayer, count: int) -> None:
-        """What attention does not do itself: norms over all heads of a row, the temperature of queries."""
+        """Do what attention does not: norms over all heads of a row, the temperature of queries."""
         model, qkv = self._model, self._space.qkv[:count]
         queries, keys, _ = qkv.split_with_sizes([model.query_size, model.kv_size, model.kv_size], 1)
         if model.qk_norm == "width":
@@ -160,21 +162,21 @@ class FusedDecoder:
 
     def _attend(self, index: int, step: Arrangement, rotations: Sequence[Tensor]) -> None:
         space, kernels, shape = self._space, self._kernels, step.shape
-        layer, turned = self._attention_layers[index], rotations[self._rope_of_layer[index]]
-        for each in step.waves:
-            part = slice(each.first, each.first + each.count)
-            rows, angles = self._tables.rows(each.first, each.count), turned[:, part]
-            if each.has_neighbours:
+        layer, rotation = self._attention_layers[index], rotations[self._rope_of_layer[index]]
+        for wave in step.waves:
+            part = slice(wave.first, wave.first + wave.count)
+            rows, angles = self._tables.rows(wave.first, wave.count), rotation[:, part]
+            if wave.has_neighbours:
                 kernels.store_rows(space.qkv[part], layer, angles, rows)
-            splits, out = self._splits(each.count), space.attended[part]
+            splits, out = self._splits(wave.count), space.attended[part]
             kernels.decode_attention(space.qkv[part], layer, angles, rows, splits, self._scratch, out)
-        if shape.prompt_rows:
+        if shape.prefill_rows:
             part = slice(shape.decode_rows, shape.rows)
-            prompt, out = self._tables.prompt(shape), space.attended[part]
-            kernels.prompt_attention(space.qkv[part], layer, turned[:, part], prompt, self._scratch, out)
+            prefill, out = self._tables.prefill(shape), space.attended[part]
+            kernels.prefill_attention(space.qkv[part], layer, rotation[:, part], prefill, self._scratch, out)
 
     def _splits(self, rows: int) -> int:
-        return EXACT_SPLITS if self._exact else splits_for(rows, self._model.num_kv_heads)
+        return EXACT_SPLITS if self._exact else kv_splits(rows, self._model.num_kv_heads)
 
     def _layers_over(self, pool: Tensor) -> list[AttentionLayer]:
         windows, norms_heads = self._model.layer_windows, self._model.qk_norm == "head"
@@ -192,17 +194,17 @@ class FusedDecoder:
 
     def _make_scratch(self, max_rows: int, device: torch.device) -> Scratch:
         splits = {rows: self._splits(rows) for rows in range(1, max_rows + 1)}
-        parts = max((rows * count for rows, count in splits.items() if count > 1), default=0)
+        partials = max((rows * count for rows, count in splits.items() if count > 1), default=0)
         return self._kernels.scratch(
             self._attention,
             self._weights.dtype,
             device,
-            prompt_rows=0 if self._exact else max_rows,
-            parts=parts,
+            prefill_rows=0 if self._exact else max_rows,
+            partials=partials,
         )
 
     def _rope_tables(self, device: torch.device) -> list[tuple[Tensor, float]]:
-        """The frequencies and the growth of each rope that some layer uses."""
+        """The inverse frequencies and the attention factor of each RoPE that a layer uses."""
         bounded = [rope.within(self._attention.capacity) for rope in self._model.layer_ropes]
         distinct = list(dict.fromkeys(bounded))
         self._rope_of_layer = [distinct.index(rope) for rope in bounded]
@@ -214,16 +216,15 @@ class FusedDecoder:
             for rope in distinct
         ]
 
-    def _rotated(self, rows: RowTable, count: int, rope: int) -> Tensor:
+    def _rotations(self, rows: RowTable, count: int, rope: int) -> Tensor:
         frequencies, factor = self._ropes[rope]
         out = self._space.rotations(rope, count, self._model.head_dim // 2)
         self._kernels.rotations(rows, self._attention.capacity, frequencies, factor, out)
         return out
 
 
-def attention_shape(weights: DeviceWeights, pool: SlabPool) -> AttentionShape:
-    """The model's heads over the pool's slots."""
-    model, cache = weights.config, pool.geometry.cache
+def attention_shape(model: ModelConfig, cache: CacheConfig) -> AttentionShape:
+    """The model's heads over the slots of its cache."""
     return AttentionShape(
         heads=model.num_heads,
         kv_heads=model.num_kv_heads,
@@ -237,6 +238,6 @@ def attention_shape(weights: DeviceWeights, pool: SlabPool) -> AttentionShape:
 
 
 def query_temperature(model: ModelConfig, capacity: int) -> QueryTemperature | None:
-    """None where queries never get far enough to have one."""
+    """None if no position of the bounded cache reaches it."""
     temperature = model.query_temperature
     return None if temperature is None or capacity <= temperature.positions else temperature

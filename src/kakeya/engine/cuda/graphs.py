@@ -1,6 +1,6 @@
-"""Captured steps: one graph for each shape, so that a step costs the host one launch.
+"""Captured steps: one CUDA graph for each bucket, so that a step costs the host one launch.
 
-All graphs share one memory pool and the same buffers and tables; they run one after the other, on one stream.
+All graphs share one memory pool and the same buffers and tables. They run one after the other, on one stream.
 """
 
 import logging
@@ -18,9 +18,9 @@ Run = Callable[[StepShape], None]
 
 
 class StepGraphs:
-    """Runs steps of known shapes: replayed where they are captured, launch by launch elsewhere.
+    """Runs steps of known shapes: replays the graph where there is one, otherwise runs launch by launch.
 
-    `run` must read and write static memory only, and never wait for the device.
+    `run` must read and write static memory only, and must never wait for the device.
     """
 
     def __init__(self, run: Run) -> None:
@@ -31,13 +31,13 @@ class StepGraphs:
         return shape in self._graphs
 
     def capture(self, shapes: Sequence[StepShape]) -> None:
-        """Capture every shape, the largest first, since the others then fit into its memory.
+        """Capture every shape, the largest first, so that the others fit into its memory.
 
-        The tables must be such that a step touches no slab: all rows padding.
+        All rows in the tables must be padding, so that the step touches no slab.
         """
         began = time.monotonic()
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        # Other threads may use the device meanwhile: only what this one does belongs to the graph.
+        # Other threads may use the device at the same time: only this thread's work belongs to the graph.
         recording = partial(
             torch.cuda.graph,
             pool=torch.cuda.graph_pool_handle(),
@@ -61,7 +61,8 @@ class StepGraphs:
             graph.replay()
 
     def _run_once(self, shape: StepShape, stream: torch.cuda.Stream) -> None:
-        """For real: kernels are compiled and libraries set up before the capture, where they could not be."""
+        """Run without a capture: kernels are compiled and libraries set up, which is not possible during
+        one."""
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._run(shape)

@@ -1,4 +1,4 @@
-"""A step on its way: the tokens it chooses come back by themselves, other logits when they are asked for."""
+"""A step in flight. Tokens that the device samples are fetched at once, other logits when they are needed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,22 +14,22 @@ from kakeya.errors import StepFailed
 from kakeya.types import TokenEvent
 
 
-class ChosenTokens:
-    """A pinned buffer that receives what a step has chosen."""
+class SampledTokens:
+    """A pinned buffer that receives the tokens that a step samples on the device."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self._memory = host_buffer(rows, dtype=torch.int32, device=device)
         self._arrived = DeviceEvent(device)
         self._count = 0
 
-    def fetch(self, chosen: Tensor, count: int) -> None:
-        """Have the device send them once it has come so far. Does not wait."""
+    def fetch(self, sampled: Tensor, count: int) -> None:
+        """Start the copy behind the work that the device has so far. Does not wait."""
         self._count = count
-        self._memory[:count].copy_(chosen[:count], non_blocking=True)
+        self._memory[:count].copy_(sampled[:count], non_blocking=True)
         self._arrived.record()
 
     def tokens(self) -> list[int]:
-        """Wait for them. -1 for a row without a finite logit."""
+        """Wait for the copy. -1 stands for a row without a finite logit."""
         self._arrived.wait()
         return self._memory[: self._count].tolist()
 
@@ -39,19 +39,21 @@ class HostRows:
 
     def __init__(self, requests: Sequence[SampleRequest]) -> None:
         self._requests = {place: request for place, request in enumerate(requests) if not request.is_plain}
-        self._parts: list[Tensor] = []
+        self._logits: list[Tensor] = []
 
     def keep(self, logits: Tensor, first: int = 0) -> None:
-        """Keep its rows of these, which are the step's from `first` on, before they are overwritten."""
+        """Copy the rows that the host samples, before they are overwritten. `logits` has the rows from
+        `first` on."""
         places = [place - first for place in self._requests if first <= place < first + len(logits)]
         if places:
             wanted = torch.tensor(places).to(logits.device, non_blocking=True)
-            self._parts.append(logits.index_select(0, wanted))
+            self._logits.append(logits.index_select(0, wanted))
 
-    def sampled(self) -> Iterator[tuple[int, TokenEvent]]:
-        """The row's place among all and its token. Waits for the device. Raises what sampling raises."""
+    def sample(self) -> Iterator[tuple[int, TokenEvent]]:
+        """Sample them: each row's place in the step, and its token. Waits for the device. Raises what
+        sampling raises."""
         if self._requests:
-            logits = torch.cat([part.cpu() for part in self._parts])
+            logits = torch.cat([rows.cpu() for rows in self._logits])
             yield from zip(self._requests, sample(logits, list(self._requests.values())), strict=True)
 
 
@@ -59,17 +61,17 @@ class HostRows:
 class LaunchedTokens:
     """A step in flight."""
 
-    chosen: ChosenTokens
+    on_device: SampledTokens
     on_host: HostRows
     hidden: Mapping[int, Tensor]
     rows: SingleRows | None = None
-    """Of a step of single tokens: what it takes to go one token further."""
+    """The tables of a step of single tokens, from which the next step follows."""
 
     def result(self) -> StepResult:
-        tokens = self.chosen.tokens()
+        tokens = self.on_device.tokens()
         if tokens and min(tokens) < 0:
             raise StepFailed(f"the model's best logit is not a finite number in row {tokens.index(-1)}")
         sampled = list(map(TokenEvent, tokens))
-        for place, token in self.on_host.sampled():
+        for place, token in self.on_host.sample():
             sampled[place] = token
         return StepResult(sampled, self.hidden)

@@ -1,8 +1,8 @@
-"""Matmuls over the leading rows of buffers: cuBLAS, or our own kernels where those are quicker.
+"""Matmuls over the leading rows of buffers: cuBLAS, or our Triton kernels where those are faster.
 
-With few rows a matmul is split along K, and the norm that follows adds the partial results up.
-In exact numerics every matmul has the same number of rows, whatever a step needs: one shape, one order of
-additions, so a row's bits are its own. The rows beyond a step's own hold old numbers, which only cost time.
+With few rows a matmul is split along K, and the norm that follows adds up the partial sums. In exact numerics
+every matmul has the same number of rows, whatever a step needs: one shape has one order of additions, so a
+row's bits do not depend on other rows. The rows beyond a step's own hold old numbers, which only cost time.
 """
 
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from kakeya.engine.cuda.weights import Matrix
 from kakeya.engine.cuda.workspace import EXACT_TILE, Workspace
-from kakeya.kernels.gpu import MAX_PARTS, MAX_PRODUCT_ROWS, Activation, GpuKernels
+from kakeya.kernels.gpu import MAX_K_SPLITS, MAX_MATMUL_ROWS, Activation, GpuKernels
 from kakeya.models.row_ops import softcap
 
-# Up to this many outputs, over all rows, cuBLAS is quickest split MAX_PARTS times, beyond it twice.
+# Up to this many outputs, over all rows, cuBLAS is fastest with MAX_K_SPLITS splits, beyond with 2.
 _FEW_OUTPUTS = 64 * 4096
-_ALIGNED = 64  # each split has a multiple of it as its columns
+_ALIGNED = 64  # the columns of a split are a multiple of it
 
 
 class Matmuls:
@@ -28,23 +28,24 @@ class Matmuls:
 
     def __call__(self, x: Tensor, matrix: Matrix, out: Tensor, rows: int) -> None:
         if self._kernel_splits(matrix, matrix.outputs, rows, most=1):
-            self._kernels.product(x[:rows], matrix.weight, out[:rows])
+            self._kernels.matmul(x[:rows], matrix.weight, out[:rows])
         else:
             self._with_library(x, matrix, out, rows)
 
     def gated(self, x: Tensor, matrix: Matrix, activation: Activation, out: Tensor, rows: int) -> None:
         """activation(first half) * second half of the result."""
         if self._kernel_splits(matrix, matrix.outputs // 2, rows, most=1):
-            self._kernels.product(x[:rows], matrix.weight, out[:rows], gate=activation)
+            self._kernels.matmul(x[:rows], matrix.weight, out[:rows], gate=activation)
         else:
             self._with_library(x, matrix, self._space.gate_up, rows)
             self._kernels.gated(self._space.gate_up[:rows], activation, out[:rows])
 
-    def projected(self, x: Tensor, matrix: Matrix, rows: int) -> Tensor:
-        """The result as `add_norm` takes it, whole or split along K. It is good until the next one."""
-        if splits := self._kernel_splits(matrix, matrix.outputs, rows, most=MAX_PARTS):
+    def project(self, x: Tensor, matrix: Matrix, rows: int) -> Tensor:
+        """The result as `add_norm` takes it: whole, or the partial sums of a split-K matmul. Valid until the
+        next call."""
+        if splits := self._kernel_splits(matrix, matrix.outputs, rows, most=MAX_K_SPLITS):
             out = self._space.partial_sums(splits, rows, torch.float32)
-            self._kernels.product(x[:rows], matrix.weight, out)
+            self._kernels.matmul(x[:rows], matrix.weight, out)
         elif splits := self._library_splits(matrix, rows):
             out = self._space.partial_sums(splits, rows, x.dtype)
             torch.bmm(_split_k(x[:rows], splits), _split_k(matrix.weight, splits).mT, out=out)
@@ -56,13 +57,13 @@ class Matmuls:
     def _kernel_splits(self, matrix: Matrix, outputs: int, rows: int, most: int) -> int:
         if self._exact or matrix.bias is not None:
             return 0
-        return self._kernels.product_parts(rows, matrix.weight, outputs, most)
+        return self._kernels.k_splits(rows, matrix.weight, outputs, most)
 
     def _library_splits(self, matrix: Matrix, rows: int) -> int:
-        """How often to split for cuBLAS, whose tiles of few rows do not fill a device; 0 for not at all."""
-        if self._exact or matrix.bias is not None or rows > MAX_PRODUCT_ROWS:
+        """How many splits cuBLAS gets: with few rows its tiles do not fill a device. 0 for no split."""
+        if self._exact or matrix.bias is not None or rows > MAX_MATMUL_ROWS:
             return 0
-        splits = MAX_PARTS if rows * matrix.outputs <= _FEW_OUTPUTS else 2
+        splits = MAX_K_SPLITS if rows * matrix.outputs <= _FEW_OUTPUTS else 2
         return splits if matrix.weight.shape[1] % (splits * _ALIGNED) == 0 else 0
 
     def _with_library(self, x: Tensor, matrix: Matrix, out: Tensor, rows: int) -> None:
@@ -74,7 +75,7 @@ class Matmuls:
                 torch.addmm(matrix.bias, x[tile], transposed, out=out[tile])
 
     def logits(self, x: Tensor, head: Matrix, out: Tensor, rows: int, cap: float | None) -> Tensor:
-        """The same in float32 whatever the element type, soft-capped: the leading rows of `out`."""
+        """Logits in float32 for any element type, soft-capped: the leading rows of `out`."""
         transposed = head.weight.t()
         for tile in self._row_tiles(rows):
             _float32_matmul(x[tile], transposed, out[tile])
@@ -92,7 +93,7 @@ class Matmuls:
 
 
 def _split_k(x: Tensor, splits: int) -> Tensor:
-    """A view of the columns in equal shares: [splits, rows, columns / splits]."""
+    """A view of the columns in equal splits: [splits, rows, columns / splits]."""
     rows, columns = x.shape
     return x.view(rows, splits, columns // splits).transpose(0, 1)
 
@@ -110,4 +111,4 @@ def _cap(logits: Tensor, cap: float) -> None:
     if logits.is_cuda:
         logits.div_(cap).tanh_().mul_(cap)
     else:
-        softcap(logits, cap)  # a row at a time: a CPU's loops end in code that rounds otherwise
+        softcap(logits, cap)  # a row at a time: the tails of a CPU's vector loops round differently

@@ -1,4 +1,4 @@
-"""What a model takes on the device and what is left for sessions: arithmetic, before anything is loaded."""
+"""How much memory a model takes on the device, and how much is left for slabs, before anything is loaded."""
 
 from dataclasses import dataclass
 
@@ -10,47 +10,48 @@ from kakeya.engine.cuda.tables import Layout
 from kakeya.engine.cuda.workspace import WorkspacePlan, whole_tiles
 from kakeya.engine.slab import slab_geometry
 from kakeya.errors import ConfigError
-from kakeya.kernels.gpu import ChoiceScratch
+from kakeya.kernels.gpu import SamplingScratch
 from kakeya.models.config import ModelConfig
 from kakeya.models.float_types import FLOAT_TYPES
 
-# What libraries, compiled kernels and a graph take beside our own buffers: generous guesses, which the table
-# of memory in `kakeya bench gpu` holds against what a device has really lost. Loading comes before them and
-# takes less (weights.LOADING_BYTES), so it needs no line of its own.
+# Libraries, compiled kernels and graphs, beside our own buffers: generous estimates, which the memory table
+# of `kakeya bench gpu` compares with what a device really uses. Loading happens before and takes less
+# (weights.LOADING_BYTES), so it is not counted.
 _LIBRARIES = 512 * 2**20
 _PER_GRAPH = 8 * 2**20
-_STEPS_OBSERVED = 2  # one is shown to the proposer while the next is computed
+_STEPS_OBSERVED = 2  # the proposer reads one while the next is computed
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes by purpose. As text it is the sum."""
+    """Bytes by purpose. As text it is the sum, spelled out."""
 
     weights: int
     workspace: int
     graphs: int
     moves: int
-    """What exports, imports, the undoing of a prompt block, logits for the host and layers' outputs for a
-    proposer take while they last."""
+    """Temporary copies: exports, imports, saved slots of a prefill block, logits for the host, and layer
+    outputs for a proposer."""
 
     @property
     def total(self) -> int:
         return self.weights + self.workspace + self.graphs + self.moves
 
     def room(self, free: int) -> int:
-        """What is left for the slabs. Raises ConfigError with the arithmetic when that is nothing."""
+        """The bytes left for slabs. Raises ConfigError with the arithmetic when nothing is left."""
         if free > self.total:
             return free - self.total
         raise ConfigError(f"the model does not fit on the device: {self}, and {free:,} bytes are free")
 
-    def check(self, slabs: int, slab_bytes: int, free: int) -> None:
-        """Raises ConfigError with the arithmetic when the slabs do not fit beside the rest."""
-        if slabs * slab_bytes <= self.room(free):
+    def check(self, slabs: int, slab_bytes: int, prefix_bytes: int, free: int) -> None:
+        """Raise ConfigError with the arithmetic if slabs and beginnings do not fit beside the rest."""
+        room = self.room(free) - prefix_bytes
+        if slabs * slab_bytes <= room:
             return
         raise ConfigError(
             f"the KV pool does not fit on the device: {slabs:,} slabs x {slab_bytes:,} bytes "
-            f"= {slabs * slab_bytes:,} beside {self}, and {free:,} bytes are free: "
-            f"room for {self.room(free) // slab_bytes:,} slabs"
+            f"= {slabs * slab_bytes:,} beside {prefix_bytes:,} of beginnings and {self}, "
+            f"and {free:,} bytes are free: room for {max(room, 0) // slab_bytes:,} slabs"
         )
 
     def __str__(self) -> str:
@@ -61,9 +62,9 @@ class DeviceMemory:
 
 
 def device_memory(model: ModelConfig, config: EngineConfig, observed_layers: int = 0) -> DeviceMemory:
-    """What `model` takes beside its slabs. Never less for fewer sessions than the batch may hold.
+    """The memory of `model` without its slabs. Fewer sessions than a batch can hold do not make it less.
 
-    `observed_layers`: how many a proposer is shown the outputs of.
+    `observed_layers`: how many layers' outputs a proposer gets.
     """
     element = FLOAT_TYPES[config.dtype]
     buckets = StepBuckets(config)
@@ -81,11 +82,12 @@ def device_memory(model: ModelConfig, config: EngineConfig, observed_layers: int
 
 
 def _scratch_bytes(model: ModelConfig, limits: StepLimits) -> int:
-    # Attention: prompt rows rotated three ways, or the splits of a row in float32.
+    # Attention: prefill rows rotated three ways, or the partial outputs of KV splits in float32.
     attention = limits.rows * (2 * model.query_size + model.kv_size) * 2 * 4
-    choice = ChoiceScratch.of(whole_tiles(limits.head_rows), model.vocab_size, torch.device("meta")).nbytes
+    head_rows, meta = whole_tiles(limits.head_rows), torch.device("meta")
+    sampling = SamplingScratch.of(head_rows, model.vocab_size, meta).nbytes
     tables = sum(Layout(limits).sizes.values()) * 4
-    return attention + choice + tables
+    return attention + sampling + tables
 
 
 def weight_elements(model: ModelConfig) -> int:

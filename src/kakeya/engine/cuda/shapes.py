@@ -1,4 +1,4 @@
-"""The buckets that steps come in: each step is padded to the next one, and each bucket has a graph."""
+"""The buckets of steps: each step is padded to the next bucket, and each bucket has a CUDA graph."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from kakeya.types import Numerics
 
 # Up to 128 rows a matmul costs about what it costs for one row, so coarse buckets lose little.
 _SMALL_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96)
-# From here on attention is not split, and any number of rows will do.
+# From here on attention has no KV splits, so any number of rows is possible.
 _FEW_ROWS = 64
-# Prompt rows beside decoding ones.
-_PROMPT_BUCKETS = (128, 256, 512, 1024, 2048, 4096)
-_DECODE_BESIDE_PROMPTS = (0, 64, 256, 1024)
-# Rows of prompts and drafts whose logits a captured step can give, beside those of its decode rows.
+# Prefill rows beside decode rows.
+_PREFILL_BUCKETS = (128, 256, 512, 1024, 2048, 4096)
+_DECODE_BESIDE_PREFILL = (0, 64, 256, 1024)
+# Rows of logits that a captured step has for prompts and drafts, beside those of its decode rows.
 _LOGITS_BESIDE = 128
 # Segments of prompts and drafts that a captured step has room for.
 _SEGMENTS_BESIDE = 128
@@ -30,18 +30,18 @@ class StepShape:
     """
 
     decode_rows: int
-    prompt_rows: int = 0
+    prefill_rows: int = 0
     segments: int = 0
     logit_rows: int = 0
 
     @property
     def rows(self) -> int:
-        return self.decode_rows + self.prompt_rows
+        return self.decode_rows + self.prefill_rows
 
     @property
     def is_mixed(self) -> bool:
-        """More than one token of each session, each with its logits."""
-        return self.prompt_rows > 0 or self.logit_rows > 0
+        """Whether it is more than one token per session with its logits."""
+        return self.prefill_rows > 0 or self.logit_rows > 0
 
     @property
     def head_rows(self) -> int:
@@ -49,13 +49,13 @@ class StepShape:
 
     @property
     def tiles(self) -> int:
-        """As many as the segments can need: each ends with a tile that may not be full."""
-        return self.prompt_rows // TILE_ROWS + self.segments
+        """As many as the segments can need: the last tile of each may not be full."""
+        return self.prefill_rows // TILE_ROWS + self.segments
 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """What no step goes beyond: what tables and buffers have room for."""
+    """The largest step that tables and buffers have room for."""
 
     rows: int
     segments: int
@@ -65,8 +65,8 @@ class StepLimits:
 
 
 def decode_buckets(most: int) -> tuple[int, ...]:
-    """Batch sizes for up to `most` rows: powers of two and, from 16 on, the halves between. The last one is
-    no larger than it must be, once that is many."""
+    """Batch sizes for up to `most` rows: powers of two and, from 16 on, the sizes halfway between. A large
+    last bucket is no larger than it must be."""
     buckets = list(_SMALL_BUCKETS)
     power = 128
     while buckets[-1] < most:
@@ -86,19 +86,19 @@ class StepBuckets:
         self.most_rows = config.step_tokens
         self._decode = decode_buckets(min(config.capacity, config.step_tokens))
         self._beside: Sequence[int] = ()
-        self._prompts: Sequence[int] = ()
+        self._prefill: Sequence[int] = ()
         if config.numerics is Numerics.FAST:
-            self._beside = _up_to(_DECODE_BESIDE_PROMPTS, self._decode[-1])
-            self._prompts = _up_to(_PROMPT_BUCKETS, self.most_rows)
+            self._beside = _up_to(_DECODE_BESIDE_PREFILL, self._decode[-1])
+            self._prefill = _up_to(_PREFILL_BUCKETS, self.most_rows)
 
     @property
     def captured(self) -> tuple[StepShape, ...]:
         """Every shape that gets a graph, the largest first."""
         decode = [StepShape(rows) for rows in self._decode]
         mixed = [
-            _mixed(rows, prompts)
+            _mixed(rows, prefill)
             for beside, rows in enumerate(self._beside)
-            for place, prompts in enumerate(self._prompts)
+            for place, prefill in enumerate(self._prefill)
             if self._can_come(beside, place)
         ]
         return tuple(sorted(decode + mixed, key=lambda shape: shape.rows, reverse=True))
@@ -115,24 +115,24 @@ class StepBuckets:
         """The captured shape of a step of `rows` single tokens."""
         return StepShape(self._decode[bisect_left(self._decode, rows)])
 
-    def uncaptured(self, decode: int, prompts: int, segments: int, logits: int) -> StepShape:
-        """The shape of a step that no graph is made for: padded only where attention is split."""
+    def uncaptured(self, decode: int, prefill: int, segments: int, logits: int) -> StepShape:
+        """The shape of a step without a graph: padded only where attention has KV splits."""
         few = 0 < decode <= _FEW_ROWS
-        return StepShape(self.decode(decode).decode_rows if few else decode, prompts, segments, logits)
+        return StepShape(self.decode(decode).decode_rows if few else decode, prefill, segments, logits)
 
-    def captured_mixed(self, decode: int, prompts: int, segments: int, logits: int) -> StepShape | None:
-        """The captured shape for a step with prompts or drafts, None when it is too large for any."""
-        beside, place = bisect_left(self._beside, decode), bisect_left(self._prompts, prompts)
-        if beside == len(self._beside) or place == len(self._prompts):
+    def captured_mixed(self, decode: int, prefill: int, segments: int, logits: int) -> StepShape | None:
+        """The captured shape for a step with prompts or drafts; None if the step is too large for all."""
+        beside, place = bisect_left(self._beside, decode), bisect_left(self._prefill, prefill)
+        if beside == len(self._beside) or place == len(self._prefill):
             return None
-        shape = _mixed(self._beside[beside], self._prompts[place])
+        shape = _mixed(self._beside[beside], self._prefill[place])
         return shape if segments <= shape.segments and logits <= shape.logit_rows else None
 
     def _can_come(self, beside: int, place: int) -> bool:
-        """Whether a step that needs these buckets, and not the ones below, is within the budget."""
+        """Whether a step within the token budget can need these buckets and not the ones below."""
         fewest_beside = self._beside[beside - 1] + 1 if beside else 0
-        fewest_prompts = self._prompts[place - 1] + 1 if place else 2
-        return fewest_beside + fewest_prompts <= self.most_rows
+        fewest_prefill = self._prefill[place - 1] + 1 if place else 2
+        return fewest_beside + fewest_prefill <= self.most_rows
 
 
 def _up_to(buckets: Sequence[int], most: int) -> tuple[int, ...]:
@@ -140,6 +140,6 @@ def _up_to(buckets: Sequence[int], most: int) -> tuple[int, ...]:
     return (*(bucket for bucket in buckets if bucket < most), most)
 
 
-def _mixed(decode: int, prompts: int) -> StepShape:
-    segments, logits = min(prompts // 2, _SEGMENTS_BESIDE), min(prompts, _LOGITS_BESIDE)
-    return StepShape(decode, prompts, segments, decode + logits)
+def _mixed(decode: int, prefill: int) -> StepShape:
+    segments, logits = min(prefill // 2, _SEGMENTS_BESIDE), min(prefill, _LOGITS_BESIDE)
+    return StepShape(decode, prefill, segments, decode + logits)

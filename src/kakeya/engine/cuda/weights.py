@@ -1,4 +1,4 @@
-"""A model's weights on the device: dense, in one element type, put there a matrix at a time."""
+"""A model's weights on the device: dense, in one element type, loaded one matrix at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from kakeya.models.layer import Layer
 from kakeya.models.tensors import ModelTensors, Stored, StoredMatrix, as_float
 from kakeya.types import DType, WeightFormat
 
-# A slice of rows on its way: the bytes that came, integers and float32 numbers of their size, and the result.
+# While a slice of rows is dequantized: its bytes, integers and float32 numbers, and the result.
 LOADING_BYTES = 24 * DEVICE_SLICE_ELEMENTS
 
 
@@ -52,7 +52,7 @@ class DeviceWeights:
 
     @property
     def is_plain(self) -> bool:
-        """Neither biases nor norms after a block: what the matmul of a single row can fuse."""
+        """No biases and no norms after a block: then the GEMV of a single row can fuse the rest."""
         return not any(
             layer.post_attention_norm is not None
             or layer.post_mlp_norm is not None
@@ -64,13 +64,12 @@ class DeviceWeights:
 def load_weights(
     checkpoint: Checkpoint, *, dtype: DType, weights: WeightFormat, device: torch.device
 ) -> DeviceWeights:
-    """Read, check and move every tensor, in the form that the file has it in; the device makes it dense.
+    """Read, check and copy every tensor in the file's own format; the device dequantizes it.
 
-    Beside the weights that takes LOADING_BYTES of the device at most, and nothing of the host where the
-    file's bytes are mapped. All is held in `dtype`, of which the cache is too; bf16 weights under float32 are
-    rounded first.
-    Raises ConfigError for a format that is not dense or a network that only runs on a CPU, CorruptCheckpoint
-    for what the file lacks.
+    Beside the weights this takes at most LOADING_BYTES of the device, and no host memory if the file is
+    mapped. Weights are held in `dtype`, like the cache; with bf16 weights under float32 they are rounded
+    first. Raises ConfigError for a format that is not dense or a network that only runs on a CPU,
+    CorruptCheckpoint for what the file lacks.
     """
     if checkpoint.config.layer_heads:
         raise ConfigError(
@@ -78,7 +77,7 @@ def load_weights(
             "cuda yet; choose --backend cpu"
         )
     moved = _Mover(checkpoint, FLOAT_TYPES[dtype], _rounded(dtype, weights), device).moved()
-    torch.cuda.empty_cache()  # what the slices took, for the pool; nothing where there is no CUDA
+    torch.cuda.empty_cache()  # gives the memory of the slices back for the pool; does nothing without CUDA
     checkpoint.release()
     return moved
 
@@ -87,7 +86,7 @@ def _rounded(dtype: DType, weights: WeightFormat) -> torch.dtype:
     if weights in (WeightFormat.INT4, WeightFormat.INT8):
         raise ConfigError(f"weights={weights.value} is not available on cuda; use auto, bf16 or float32")
     if weights is WeightFormat.FLOAT32 and dtype is not DType.FLOAT32:
-        raise ConfigError("weights=float32 needs dtype=float32 on cuda: products have one element type")
+        raise ConfigError("weights=float32 needs dtype=float32 on cuda: a matmul has one element type")
     return torch.bfloat16 if weights is WeightFormat.BF16 else FLOAT_TYPES[dtype]
 
 
@@ -134,7 +133,7 @@ class _Mover:
         return vector.to(self._device)
 
     def _described(self) -> str:
-        """In the words of the CPU's decoder: the same numbers in a slab have the same name."""
+        """Named as the CPU's decoder names them: slabs with the same numbers have the same name."""
         held, origin = FLOAT_NAMES[self._held], FLOAT_NAMES[self._rounded]
         name = held if held == origin else f"{origin} held as {held}"
         return f"{name} (layers), {name} (head)"

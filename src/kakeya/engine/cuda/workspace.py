@@ -1,4 +1,4 @@
-"""The buffers a step computes in: allocated once, cut to the rows of each step, the same for every graph."""
+"""The buffers of a step: allocated once, sliced to the rows of each step, shared by all graphs."""
 
 from dataclasses import dataclass
 from math import prod
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kakeya.engine.cuda.shapes import StepLimits
-from kakeya.kernels.gpu import MAX_PARTS, MAX_PRODUCT_ROWS
+from kakeya.kernels.gpu import MAX_K_SPLITS, MAX_MATMUL_ROWS
 from kakeya.models.config import ModelConfig
 
 # In exact numerics every matmul has this many rows: one shape, one order of additions.
@@ -20,7 +20,7 @@ def whole_tiles(rows: int) -> int:
 
 @dataclass(frozen=True)
 class WorkspacePlan:
-    """How large each buffer is. Buffers hold whole exact tiles."""
+    """The size of each buffer, in whole exact tiles."""
 
     model: ModelConfig
     limits: StepLimits
@@ -36,13 +36,13 @@ class WorkspacePlan:
             "qkv": ((rows, model.query_size + 2 * model.kv_size), self.element),
             "attended": ((rows, model.query_size), self.element),
             "projected": ((rows, hidden), self.element),
-            "partial_sums": ((MAX_PARTS * min(rows, MAX_PRODUCT_ROWS) * hidden,), torch.float32),
+            "partial_sums": ((MAX_K_SPLITS * min(rows, MAX_MATMUL_ROWS) * hidden,), torch.float32),
             "gate_up": ((rows, 2 * inner), self.element),
             "gated": ((rows, inner), self.element),
             "gathered": ((head_rows, hidden), self.element),
             "logits": ((head_rows, model.vocab_size), torch.float32),
             "rotations": ((len(set(model.layer_ropes)), 2 * rows * model.head_dim), torch.float32),
-            "chosen": ((rows,), torch.int32),
+            "sampled": ((rows,), torch.int32),
         }
 
     @property
@@ -67,7 +67,7 @@ class Workspace:
         self.gated: Tensor = buffers["gated"]
         self.gathered: Tensor = buffers["gathered"]
         self.logits: Tensor = buffers["logits"]
-        self.chosen: Tensor = buffers["chosen"]
+        self.sampled: Tensor = buffers["sampled"]
         self._rotations: Tensor = buffers["rotations"]
         self._partial_sums: Tensor = buffers["partial_sums"]
 
@@ -77,5 +77,5 @@ class Workspace:
         return self._partial_sums.view(dtype)[: splits * rows * width].view(splits, rows, width)
 
     def rotations(self, rope: int, rows: int, half: int) -> Tensor:
-        """[4, rows, half] of the rope of that number, contiguous."""
+        """[4, rows, half] for the RoPE of this index, contiguous."""
         return self._rotations[rope, : 4 * rows * half].view(4, rows, half)

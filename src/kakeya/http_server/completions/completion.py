@@ -3,27 +3,18 @@
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar
 
+from kakeya.http_server.completions.schema import CompletionFields
 from kakeya.http_server.errors import error_body
 from kakeya.http_server.generation import Answer, Usage
-from kakeya.http_server.schema import CompletionFields
 from kakeya.http_server.streaming import STREAM_END, merged, sse
 from kakeya.http_server.text_sessions import TextSession, TextSessions
 from kakeya.text.answer import TextToken
-
-
-@dataclass(frozen=True)
-class CallDelta:
-    """More of a tool call. The first has the id and the name, the others only arguments."""
-
-    index: int
-    arguments: str
-    id: str = ""
-    name: str = ""
+from kakeya.text.prompting import ToolCall
 
 
 @dataclass(frozen=True)
@@ -31,7 +22,7 @@ class Delta:
     """What is new of a choice: text or part of a call, the tokens behind it, or that it has ended."""
 
     text: str = ""
-    call: CallDelta | None = None
+    call: dict[str, Any] | None = None
     tokens: tuple[TextToken, ...] = ()
     finish_reason: str | None = None
 
@@ -43,13 +34,15 @@ class Choice(ABC):
     handed on.
     """
 
-    def __init__(self, index: int, sessions: TextSessions) -> None:
+    def __init__(self, index: int, sessions: TextSessions, prompt_tokens: int = 0) -> None:
         self.index = index
         self.tokens: list[TextToken] = []
+        self.calls: list[ToolCall] = []
+        self._said: list[str] = []
         self._sessions = sessions
+        self._prompt_tokens = prompt_tokens
         self._session: TextSession | None = None
         self._answer: Answer | None = None
-        self._said: list[str] = []
 
     @property
     def text(self) -> str:
@@ -57,18 +50,14 @@ class Choice(ABC):
         return "".join(self._said)
 
     @property
-    def answer(self) -> Answer:
-        assert self._answer is not None, "the choice has not begun"
-        return self._answer
-
-    @property
-    @abstractmethod
     def finish_reason(self) -> str:
         """Why it ended. Known once it has."""
+        return "length" if self._answer is None else self._answer.finish_reason
 
     @property
     def usage(self) -> Usage:
-        return self.answer.usage
+        """What it took. Known once it has ended."""
+        return Usage(self._prompt_tokens) if self._answer is None else self._answer.usage
 
     @abstractmethod
     def deltas(self) -> AsyncGenerator[Delta, None]:
@@ -82,25 +71,19 @@ class Choice(ABC):
         if session is not None:
             await self._sessions.close(session)
 
-    async def _begin(self, answer: Answer) -> None:
-        self._answer = answer
-        await answer.begin()
 
-
-C = TypeVar("C", bound=Choice)
-
-
-class Completion(ABC, Generic[C]):
+class Completion(ABC):
     """A completion whose choices are being generated. Log-probabilities are told if they were asked for."""
 
     id_prefix: str
     whole_object: str
     chunk_object: str
+    opening: ClassVar[dict[str, Any] | None] = None
+    """What the first chunk of each choice tells, before anything is said."""
 
-    def __init__(self, request: CompletionFields, fingerprint: str, choices: Sequence[C]) -> None:
+    def __init__(self, request: CompletionFields, fingerprint: str, choices: Sequence[Choice]) -> None:
         self._choices = choices
-        self._logprobs = request.wants_logprobs
-        self._includes_usage = request.includes_usage
+        self._request = request
         self._head = {
             "id": f"{self.id_prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -120,18 +103,19 @@ class Completion(ABC, Generic[C]):
                 {"index": choice.index, **self._told(choice), "finish_reason": choice.finish_reason}
                 for choice in self._choices
             ],
-            "usage": self._usage().to_chat(),
+            "usage": self._usage(),
         }
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The completion as server-sent events. An error is the last of them."""
         try:
-            for opening in self._openings():
-                yield opening
+            if self.opening is not None:
+                for choice in self._choices:
+                    yield self._chunk(choice.index, self.opening)
             async with aclosing(merged([choice.deltas() for choice in self._choices])) as deltas:
                 async for index, delta in deltas:
                     yield self._chunk(index, self._told_delta(delta), delta.finish_reason)
-            usage = self._event([], self._usage().to_chat()) if self._includes_usage else b""
+            usage = self._event([], self._usage()) if self._request.includes_usage else b""
             yield usage + STREAM_END
         except Exception as error:
             yield sse(error_body(error))
@@ -141,20 +125,24 @@ class Completion(ABC, Generic[C]):
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
         chunk = {**self._head, "object": self.chunk_object, "choices": choices}
-        return sse({**chunk, "usage": usage} if self._includes_usage else chunk)
+        return sse({**chunk, "usage": usage} if self._request.includes_usage else chunk)
 
-    def _openings(self) -> Iterator[bytes]:
-        """The chunks that come before anything is said."""
-        return iter(())
+    def _usage(self) -> dict[str, Any]:
+        """Of all choices together; each prompt counts once, with what its longest choice dropped."""
+        usages = [choice.usage for choice in self._choices]
+        count = self._request.choice_count
+        prompts = [usages[first : first + count] for first in range(0, len(usages), count)]
+        return Usage(
+            prompt_tokens=sum(choices[0].prompt_tokens for choices in prompts),
+            completion_tokens=sum(usage.completion_tokens for usage in usages),
+            cached_tokens=sum(choices[0].cached_tokens for choices in prompts),
+            dropped_tokens=sum(max(usage.dropped_tokens for usage in choices) for choices in prompts),
+        ).to_chat()
 
     @abstractmethod
-    def _told(self, choice: C) -> dict[str, Any]:
+    def _told(self, choice: Choice) -> dict[str, Any]:
         """A whole choice, as it is told."""
 
     @abstractmethod
     def _told_delta(self, delta: Delta) -> dict[str, Any]:
         """What is new of a choice, as it is told."""
-
-    @abstractmethod
-    def _usage(self) -> Usage:
-        """Of all choices together; each prompt counts once."""

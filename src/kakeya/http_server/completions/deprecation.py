@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, time
 from email.utils import format_datetime
 
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kakeya.config import HttpConfig
@@ -17,20 +18,16 @@ class Deprecation:
     def __init__(self, app: ASGIApp, config: HttpConfig) -> None:
         self._app = app
         sunset = datetime.combine(config.chat_sunset, time(), UTC)
-        self._headers = (
-            (b"deprecation", b"true"),
-            (b"sunset", format_datetime(sunset, usegmt=True).encode()),
-            (b"link", f'<{_SUCCESSOR}>; rel="successor-version"'.encode()),
-        )
+        self._headers = {
+            "deprecation": "true",
+            "sunset": format_datetime(sunset, usegmt=True),
+            "link": f'<{_SUCCESSOR}>; rel="successor-version"',
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != _ROUTE:
-            await self._app(scope, receive, send)
-            return
-
-        async def told(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *self._headers]
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start" and scope["path"] == _ROUTE:
+                MutableHeaders(scope=message).update(self._headers)
             await send(message)
 
-        await self._app(scope, receive, told)
+        await self._app(scope, receive, send_with_headers)

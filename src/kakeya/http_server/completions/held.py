@@ -1,4 +1,4 @@
-"""Conversations that are kept after their answer, in case the next request goes on with one of them.
+"""Conversations that are kept after their answer, because the next request may continue one of them.
 
 They are a cache: no client ever named one. Each is kept for a while, for its owner alone, and evicted when
 there are too many or when a slab is needed.
@@ -16,7 +16,7 @@ from kakeya.text.prompting import Message
 
 @dataclass(frozen=True)
 class _Held:
-    """A session that waits, what its messages come down to, and when it has waited long enough."""
+    """A session that waits, the digest of its messages, and when it has waited long enough."""
 
     session: TextSession
     digest: bytes
@@ -30,7 +30,7 @@ class HeldConversations:
     """
 
     def __init__(self, sessions: TextSessions, most: int, seconds: float) -> None:
-        self._sessions = sessions
+        self.sessions = sessions
         self._most = most
         self._seconds = seconds
         self._held: list[_Held] = []  # oldest first
@@ -40,26 +40,28 @@ class HeldConversations:
         return len(self._held)
 
     def claim(self, owner: str, messages: Sequence[Message], tools: str) -> TextSession | None:
-        """The longest, and of those the newest, of the owner's sessions that `messages` go on with, to be
-        used by the caller alone. What comes after `len(session.messages)` is new: at least one message."""
+        """The longest, and of those the newest, of the owner's sessions that `messages` continue. It is the
+        caller's alone. What comes after `len(session.messages)` is new: at least one message."""
         if not self._held:
             return None
         lengths = {digest: length for length, digest in enumerate(_digests(messages[:-1], tools), 1)}
         fitting = [held for held in self._held if held.session.owner == owner and held.digest in lengths]
-        if not fitting:
+        longest = max(reversed(fitting), key=lambda held: lengths[held.digest], default=None)
+        if longest is None:
             return None
-        longest = max(reversed(fitting), key=lambda held: lengths[held.digest])
         self._held.remove(longest)
         return longest.session
 
     async def hold(self, session: TextSession) -> None:
-        """Keep a session that ends with an answer. Beyond the bound, who holds most loses the oldest."""
+        """Keep a session that ends with an answer. Beyond the bound, the owner with most loses the oldest."""
         loop = asyncio.get_running_loop()
         *_, digest = _digests(session.messages, session.tools)
         self._held.append(_Held(session, digest, loop.time() + self._seconds))
         self._watch(loop)
         if len(self._held) > self._most:
-            await self._drop(self._oldest_of_the_greediest())
+            counts = Counter(held.session.owner for held in self._held)
+            # Of equals, max takes the first, which is the oldest.
+            await self._drop(max(self._held, key=lambda held: counts[held.session.owner]))
 
     async def evict(self, owner: str, own_only: bool) -> bool:
         """Close the owner's oldest, or else, unless `own_only`, the oldest of all. False if there is none."""
@@ -72,11 +74,7 @@ class HeldConversations:
 
     async def _drop(self, held: _Held) -> None:
         self._held.remove(held)
-        await self._sessions.close(held.session)
-
-    def _oldest_of_the_greediest(self) -> _Held:
-        counts = Counter(held.session.owner for held in self._held)
-        return max(self._held, key=lambda held: counts[held.session.owner])  # of equals, max takes the first
+        await self.sessions.close(held.session)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Set the timer for the oldest."""
@@ -88,12 +86,12 @@ class HeldConversations:
         expired = [held for held in self._held if held.expires_at <= loop.time()]
         self._held = self._held[len(expired) :]
         for held in expired:
-            self._sessions.close_soon(held.session)
+            self.sessions.close_soon(held.session)
         self._watch(loop)
 
 
 def _digests(messages: Sequence[Message], tools: str) -> Iterator[bytes]:
-    """What the first message comes down to, the first two, and so on."""
+    """The digests of the first message, of the first two, and so on."""
     digest = hashlib.sha256(tools.encode())
     for message in messages:
         # Each is as long as it says, so that no two lists of messages are the same bytes.

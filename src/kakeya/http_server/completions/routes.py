@@ -1,20 +1,18 @@
 """POST /v1/chat/completions and POST /v1/completions."""
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from kakeya.http_server.completions.schema import ChatRequest, CompletionRequest
-from kakeya.http_server.security import owner_of
-from kakeya.http_server.state import HttpState, state_of
+from kakeya.http_server.completions.text import begin_completion
+from kakeya.http_server.security import Owner
+from kakeya.http_server.state import State
 from kakeya.http_server.streaming import EVENT_STREAM, respond
 
 router = APIRouter(default_response_class=JSONResponse)
-
-Owner = Annotated[str, Depends(owner_of)]
-State = Annotated[HttpState, Depends(state_of)]
 
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The completion, or its chunks", "content": {EVENT_STREAM: {}}}
@@ -31,5 +29,5 @@ async def create_chat_completion(request: Request, body: ChatRequest, owner: Own
 async def create_completion(
     request: Request, body: CompletionRequest, owner: Owner, state: State
 ) -> Response:
-    begin = partial(state.require_ready().completions.begin, owner=owner, request=body)
+    begin = partial(begin_completion, state.require_ready().sessions, owner=owner, request=body)
     return await respond(request, begin, stream=bool(body.stream))

@@ -1,35 +1,67 @@
 """What clients send to chat completions and completions. What is not supported is refused by name."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from kakeya.http_server.checks import check_stream_options, invalid
+from kakeya.http_server.errors import invalid
 from kakeya.http_server.schema import (
+    MOST_TOKENS,
     MOST_TOOLS,
     MOST_TOP_LOGPROBS,
     Arguments,
-    CompletionFields,
+    Function,
+    JsonSchemaFormat,
     MaxTokens,
     Metadata,
     Name,
+    RequestFields,
+    Stops,
+    StreamOptions,
     Strict,
+    of_type,
     refuses,
 )
-from kakeya.http_server.tools import (
-    JsonFormat,
-    ToolChoice,
-    any_tools,
-    check_names,
-    function_tool,
-    named_tools,
-)
+from kakeya.http_server.tools import JsonFormat, ToolChoice, choose_tools
 from kakeya.text.prompting import Message, ToolCall
+
+if TYPE_CHECKING:
+    from kakeya.runtime import Runtime
 
 MOST_CHOICES = 128
 # What the original has.
 _DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionStreamOptions(StreamOptions, title="StreamOptions"):
+    """What a stream tells besides the answer."""
+
+    include_usage: bool | None = None
+
+
+class CompletionFields(RequestFields):
+    """What both kinds of completion share."""
+
+    model: str
+    n: Annotated[int | None, Field(ge=1, le=MOST_CHOICES)] = None
+    stop: Stops = Field(default_factory=list)
+    stream_options: CompletionStreamOptions | None = None
+
+    @property
+    def choice_count(self) -> int:
+        return self.n or 1
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def check(self, runtime: "Runtime") -> None:
+        super().check(runtime)
+        capacity = runtime.describe().capacity
+        if self.choice_count > capacity:
+            message = f"n must be at most {capacity}, as many as this server has sessions, got {self.n}"
+            raise invalid("n", message)
 
 
 def _read_text(content: object) -> object:
@@ -77,9 +109,6 @@ class MadeCall(Strict):
     type: Literal["function"]
     function: CalledFunction
 
-    def to_call(self) -> ToolCall:
-        return ToolCall(self.id, self.function.name, self.function.arguments)
-
 
 @refuses("refusal audio function_call")
 class ChatMessage(Strict):
@@ -109,19 +138,13 @@ class ChatMessage(Strict):
         return Message(
             role="system" if self.role == "developer" else self.role,
             content=self.content or "",
-            tool_calls=tuple(call.to_call() for call in self.tool_calls or ()),
+            tool_calls=tuple(
+                ToolCall(call.id, call.function.name, call.function.arguments)
+                for call in self.tool_calls or ()
+            ),
             tool_call_id=self.tool_call_id or "",
             name=self.name or "",
         )
-
-
-class Function(Strict):
-    """A function that the model may call. Its arguments always fit the schema, strict or not."""
-
-    name: Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class ChatFunctionTool(Strict, title="FunctionTool"):
@@ -129,10 +152,6 @@ class ChatFunctionTool(Strict, title="FunctionTool"):
 
     type: Literal["function"]
     function: Function
-
-    def to_tool(self) -> dict[str, Any]:
-        function = self.function
-        return function_tool(function.name, function.description, function.parameters, strict=function.strict)
 
 
 class FunctionName(Strict):
@@ -148,16 +167,6 @@ class ChatNamedFunction(Strict, title="NamedFunction"):
     function: FunctionName
 
 
-class JsonSchemaFormat(Strict):
-    """The schema, under the field that OpenAI has it in."""
-
-    name: Name
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    description: str | None = None
-    strict: bool | None = None
-    """The answer fits the schema in either case."""
-
-
 class ResponseFormat(Strict):
     """How the answer is written: text, any JSON object, or JSON of one schema."""
 
@@ -171,14 +180,9 @@ class ResponseFormat(Strict):
         return self
 
 
-def _function_only(choice: object) -> object:
-    if isinstance(choice, dict) and choice.get("type") != "function":
-        raise ValueError(f"a tool_choice of type {str(choice.get('type'))[:40]!r} is not supported")
-    return choice
-
-
 ChosenTool = Annotated[
-    Literal["none", "auto", "required"] | ChatNamedFunction | None, BeforeValidator(_function_only)
+    Literal["none", "auto", "required"] | ChatNamedFunction | None,
+    BeforeValidator(of_type("tool choices", "function")),
 ]
 
 
@@ -223,17 +227,14 @@ class ChatRequest(CompletionFields):
     def most_probable(self) -> int:
         return self.top_logprobs or 0
 
-    @property
-    def tool_names(self) -> list[str]:
-        return [tool.function.name for tool in self.tools or ()]
-
-    @property
-    def choice(self) -> ToolChoice:
+    def choose_tools(self) -> ToolChoice:
         """What the model may do with the tools. Raises ApiError when it is told to do what it cannot."""
-        wanted, parallel = self.tool_choice, self.parallel_tool_calls is not False
-        if isinstance(wanted, ChatNamedFunction):
-            return named_tools(self.tool_names, [wanted.function.name], required=True, parallel=False)
-        return any_tools(self.tool_names, wanted, parallel=parallel)
+        names = [tool.function.name for tool in self.tools or ()]
+        chosen, parallel = self.tool_choice, self.parallel_tool_calls is not False
+        wanted: list[str] | None = None
+        if isinstance(chosen, ChatNamedFunction):
+            wanted, parallel, chosen = [chosen.function.name], False, "required"
+        return choose_tools(names, chosen, wanted, parallel=parallel, json_format=self.json_format)
 
     @property
     def json_format(self) -> JsonFormat | None:
@@ -244,24 +245,13 @@ class ChatRequest(CompletionFields):
         schema = None if wanted.json_schema is None else wanted.json_schema.schema_
         return JsonFormat("response_format", schema)
 
-
-def check_chat(request: ChatRequest) -> None:
-    """Raises ApiError, naming the field, where fields that are right by themselves contradict each other."""
-    if request.max_tokens and request.max_completion_tokens and request.max_tokens != request.most_tokens:
-        raise invalid("max_tokens", "max_tokens is the old name of max_completion_tokens: give one of them")
-    if request.top_logprobs and not request.logprobs:
-        raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
-    check_stream_options(request.stream, request.stream_options)
-    _check_tools(request)
-    _check_results(request.messages)
-
-
-def _check_tools(request: ChatRequest) -> None:
-    check_names(request.tool_names)
-    if request.choice.names and request.json_format is not None:
-        raise invalid(
-            "response_format", "response_format cannot be combined with tools, unless tool_choice is none"
-        )
+    def check(self, runtime: "Runtime") -> None:
+        super().check(runtime)
+        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.most_tokens:
+            raise invalid("max_tokens", "max_tokens is the old name of max_completion_tokens: give only one")
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
+        _check_results(self.messages)
 
 
 def _check_results(messages: Sequence[ChatMessage]) -> None:
@@ -272,9 +262,8 @@ def _check_results(messages: Sequence[ChatMessage]) -> None:
         if message.tool_call_id is None:
             continue
         if message.tool_call_id not in made:
-            raise invalid(
-                f"messages.{index}.tool_call_id", "tool_call_id answers no call of an earlier message"
-            )
+            where = f"messages.{index}.tool_call_id"
+            raise invalid(where, "tool_call_id answers no call of an earlier message")
         if message.name is not None and message.name != made[message.tool_call_id]:
             raise invalid(f"messages.{index}.name", "name is not the function of the call it answers")
 
@@ -282,43 +271,30 @@ def _check_results(messages: Sequence[ChatMessage]) -> None:
 GivenPrompt = str | list[int]
 
 
-def _read_prompts(value: object) -> object:
+def _read_prompts(value: Any) -> Any:
     """A list of prompts, whichever of the four ways they were given in."""
-    if isinstance(value, str):
+    if isinstance(value, str) or _is_list_of(int, value):
         return [value]
-    if isinstance(value, list) and value:
-        if all(_is_token_id(each) for each in value):
-            return [value]
-        if all(isinstance(each, str) for each in value) or all(_is_token_list(each) for each in value):
-            return value
+    if _is_list_of(str, value) or (_is_list_of(list, value) and all(_is_list_of(int, ids) for ids in value)):
+        return value
     raise ValueError(
         "prompt must be a string, a list of strings, a list of token ids, or a list of such lists"
     )
 
 
-def _is_token_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_list_of(kind: type, value: object) -> bool:
+    """Not empty, and `True` is not an int."""
+    return isinstance(value, list) and bool(value) and all(type(each) is kind for each in value)
 
 
-def _is_token_list(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(_is_token_id(each) for each in value)
-
-
-_TOKEN_LIST = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-Prompts = Annotated[
-    list[GivenPrompt],
-    BeforeValidator(_read_prompts),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}, "minItems": 1},
-                _TOKEN_LIST,
-                {"type": "array", "items": _TOKEN_LIST, "minItems": 1},
-            ]
-        }
-    ),
-]
+_TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+_Given = (
+    str
+    | Annotated[list[str], Field(min_length=1)]
+    | _TokenIds
+    | Annotated[list[_TokenIds], Field(min_length=1)]
+)
+Prompts = Annotated[list[GivenPrompt], BeforeValidator(_read_prompts, json_schema_input_type=_Given)]
 
 
 @refuses("suffix")
@@ -326,7 +302,7 @@ class CompletionRequest(CompletionFields):
     """The body of POST /v1/completions."""
 
     prompt: Prompts
-    max_tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
+    max_tokens: Annotated[int | None, Field(ge=0, le=MOST_TOKENS)] = None
     echo: bool | None = None
     logprobs: Annotated[int | None, Field(ge=0, le=MOST_TOP_LOGPROBS)] = None
     best_of: Annotated[int | None, Field(ge=1, le=MOST_CHOICES)] = None
@@ -343,17 +319,11 @@ class CompletionRequest(CompletionFields):
     def most_probable(self) -> int:
         return self.logprobs or 0
 
-    @property
-    def scores_prompt(self) -> bool:
-        return bool(self.echo) and self.wants_logprobs
-
-
-def check_completion(request: CompletionRequest) -> None:
-    """Raises ApiError, naming the field, where fields that are right by themselves contradict each other."""
-    check_stream_options(request.stream, request.stream_options)
-    if request.most_tokens == 0 and not request.echo:
-        raise invalid("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to say")
-    if request.best_of is not None and request.best_of != request.choice_count:
-        raise invalid("best_of", "best_of is not supported beyond n: every choice is returned")
-    if len(request.prompt) * request.choice_count > MOST_CHOICES:
-        raise invalid("prompt", f"at most {MOST_CHOICES} choices are generated for all prompts together")
+    def check(self, runtime: "Runtime") -> None:
+        super().check(runtime)
+        if self.most_tokens == 0 and not self.echo:
+            raise invalid("max_tokens", "max_tokens may be 0 only with echo: there would be nothing to say")
+        if self.best_of is not None and self.best_of != self.choice_count:
+            raise invalid("best_of", "best_of is not supported beyond n: every choice is returned")
+        if len(self.prompt) * self.choice_count > MOST_CHOICES:
+            raise invalid("prompt", f"at most {MOST_CHOICES} choices are generated for all prompts together")

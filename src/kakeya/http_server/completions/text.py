@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from kakeya.errors import InvalidArgument
-from kakeya.http_server.checks import check_against_model, invalid
 from kakeya.http_server.completions.completion import Choice, Completion, Delta
-from kakeya.http_server.completions.schema import CompletionRequest, GivenPrompt, check_completion
-from kakeya.http_server.generation import Answer, Usage
+from kakeya.http_server.completions.schema import CompletionRequest, GivenPrompt
+from kakeya.http_server.errors import invalid
+from kakeya.http_server.generation import Answer
 from kakeya.http_server.text_sessions import TextSessions
 from kakeya.text import AnswerText, Tokenizer
 from kakeya.text.answer import Piece, TextToken
@@ -78,8 +78,8 @@ class TextChoice(Choice):
         sessions: TextSessions,
         places: asyncio.Semaphore,
     ) -> None:
-        super().__init__(index, sessions)
-        self.prompt = prompt
+        super().__init__(index, sessions, len(prompt.token_ids))
+        self._prompt = prompt
         self._request = request
         self._sampling = sampling
         self._owner = owner
@@ -87,37 +87,22 @@ class TextChoice(Choice):
         self._has_begun = False
         self._echo = Piece("", ())
 
-    @property
-    def finish_reason(self) -> str:
-        return "length" if self._answer is None else self._answer.finish_reason
-
-    @property
-    def usage(self) -> Usage:
-        if self._answer is None:
-            return Usage(prompt_tokens=len(self.prompt.token_ids))
-        return self._answer.usage
-
     async def begin(self) -> None:
         """Look at the prompt and start generating, as far as either was asked for. Raises what is refused."""
         self._has_begun = True
-        request, sessions, ids = self._request, self._sessions, self.prompt.token_ids
+        request, sessions, ids = self._request, self._sessions, self._prompt.token_ids
         if not request.most_tokens:
             # Nothing is generated, but the prompt is checked and charged for like any other.
             await sessions.close(await sessions.start_tokens(self._owner, ids, _LABEL))
         if request.echo:
-            self._echo = await self.prompt.echo(sessions, self._owner, request.logprobs)
+            self._echo = await self._prompt.echo(sessions, self._owner, request.logprobs)
         if request.most_tokens:
             self._session = await sessions.start_tokens(self._owner, ids, _LABEL)
-            answer = Answer(
-                sessions,
-                self._session,
-                request.most_tokens,
-                self._sampling,
-                request.stop,
-                continues=ids,
-                tells_end=True,
+            most, stop = request.most_tokens, request.stop
+            self._answer = Answer(
+                sessions, self._session, most, self._sampling, stop, continues=ids, tells_end=True
             )
-            await self._begin(answer)
+            await self._answer.begin()
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         async with self._places:
@@ -140,19 +125,19 @@ class TextChoice(Choice):
         return Delta(piece.text, tokens=tokens)
 
 
-class TextCompletion(Completion[TextChoice]):
+class TextCompletion(Completion):
     """Tells plain text."""
 
     id_prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
 
-    def _told(self, choice: TextChoice) -> dict[str, Any]:
+    def _told(self, choice: Choice) -> dict[str, Any]:
         return {"text": choice.text, "logprobs": self._told_logprobs(choice.tokens)}
 
     def _told_delta(self, delta: Delta) -> dict[str, Any]:
         return {"text": delta.text, "logprobs": self._told_logprobs(delta.tokens)}
 
     def _told_logprobs(self, tokens: Sequence[TextToken]) -> dict[str, Any] | None:
-        if not self._logprobs:
+        if not self._request.wants_logprobs:
             return None
         return {
             "tokens": [_name(token.text, token.bytes) for token in tokens],
@@ -160,15 +145,6 @@ class TextCompletion(Completion[TextChoice]):
             "top_logprobs": [_top(token) for token in tokens],
             "text_offset": [token.offset for token in tokens],
         }
-
-    def _usage(self) -> Usage:
-        first_of = {id(choice.prompt): choice.usage for choice in reversed(self._choices)}
-        return Usage(
-            prompt_tokens=sum(usage.prompt_tokens for usage in first_of.values()),
-            completion_tokens=sum(choice.usage.completion_tokens for choice in self._choices),
-            cached_tokens=0,
-            dropped_tokens=sum(usage.dropped_tokens for usage in first_of.values()),
-        )
 
 
 def _top(token: TextToken) -> dict[str, float] | None:
@@ -184,46 +160,40 @@ def _name(text: str, data: list[int]) -> str:
     return text if "\ufffd" not in text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-class TextService:
-    """Continues prompts. Used from one event loop."""
+async def begin_completion(
+    sessions: TextSessions, stack: AsyncExitStack, owner: str, request: CompletionRequest
+) -> TextCompletion:
+    """Start generating. What is taken for it is released by `stack`, which the caller closes.
 
-    def __init__(self, sessions: TextSessions) -> None:
-        self._sessions = sessions
-        self._state = sessions.state
+    Raises ApiError or KakeyaError when the request cannot be answered.
+    """
+    runtime, state = sessions.runtime, sessions.state
+    request.check(runtime)
+    await stack.enter_async_context(state.admission.admit(owner))
+    prompts = await state.workers.call(_read_prompts, request, runtime.tokenizer)
+    places = asyncio.Semaphore(min(_AT_ONCE, runtime.describe().capacity))
+    samplings = request.samplings(request.choice_count)
+    choices: list[TextChoice] = []
+    for prompt in prompts:
+        for sampling in samplings:
+            choice = TextChoice(len(choices), prompt, request, sampling, owner, sessions, places)
+            stack.push_async_callback(choice.release)
+            choices.append(choice)
+    # The first shows whether the request can be served at all, while that is not a matter of a stream.
+    await choices[0].begin()
+    return TextCompletion(request, runtime.fingerprint, choices)
 
-    async def begin(self, stack: AsyncExitStack, owner: str, request: CompletionRequest) -> TextCompletion:
-        """Start generating. What is taken for it is released by `stack`, which the caller closes.
 
-        Raises ApiError or KakeyaError when the request cannot be answered.
-        """
-        runtime = self._sessions.runtime
-        check_against_model(request, runtime)
-        check_completion(request)
-        await stack.enter_async_context(self._state.admission.admit(owner))
-        prompts = await self._state.workers.call(self._prompts, request)
-        places = asyncio.Semaphore(min(_AT_ONCE, runtime.describe().capacity))
-        samplings = request.samplings()
-        choices: list[TextChoice] = []
-        for prompt in prompts:
-            for sampling in samplings:
-                choice = TextChoice(len(choices), prompt, request, sampling, owner, self._sessions, places)
-                stack.push_async_callback(choice.release)
-                choices.append(choice)
-        # The first shows whether the request can be served at all, while that is not a matter of a stream.
-        await choices[0].begin()
-        return TextCompletion(request, runtime.fingerprint, choices)
-
-    def _prompts(self, request: CompletionRequest) -> list[Prompt]:
-        """The prompts, read. Runs on a worker."""
-        try:
-            prompts = [Prompt(prompt, self._sessions.runtime.tokenizer) for prompt in request.prompt]
-        except InvalidArgument as error:
-            raise invalid("prompt", f"prompt: {error}") from error
-        if not all(prompt.token_ids for prompt in prompts):
-            raise invalid("prompt", "a prompt must hold at least one token")
-        scored = sum(len(prompt.token_ids) for prompt in prompts)
-        if request.scores_prompt and scored > _MOST_SCORED_TOKENS:
-            raise invalid(
-                "prompt", f"at most {_MOST_SCORED_TOKENS} tokens of prompts are scored at once, got {scored}"
-            )
-        return prompts
+def _read_prompts(request: CompletionRequest, tokenizer: Tokenizer) -> list[Prompt]:
+    """The prompts, as tokens. Runs on a worker."""
+    try:
+        prompts = [Prompt(prompt, tokenizer) for prompt in request.prompt]
+    except InvalidArgument as error:
+        raise invalid("prompt", f"prompt: {error}") from error
+    if not all(prompt.token_ids for prompt in prompts):
+        raise invalid("prompt", "a prompt must hold at least one token")
+    scored = sum(len(prompt.token_ids) for prompt in prompts)
+    if request.echo and request.wants_logprobs and scored > _MOST_SCORED_TOKENS:
+        message = f"at most {_MOST_SCORED_TOKENS} tokens of prompts are scored at once, got {scored}"
+        raise invalid("prompt", message)
+    return prompts

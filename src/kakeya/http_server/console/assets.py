@@ -48,10 +48,6 @@ class Asset:
     media_type: str
     headers: Mapping[str, str]
 
-    @property
-    def tag(self) -> str:
-        return self.headers["ETag"]
-
 
 @cache
 def assets() -> Mapping[str, Asset]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 # A person does not read more rows than this.
 MOST_ROWS = 100
 _PAGE_SIZE = 1000
+_GENERATED_TOKENS = "kakeya_generation_tokens_total"
+_SHOWN_FACTS = ("model", "sink", "window", "capacity", "session_bytes", "pool_bytes")
 _SHOWN = (
     "session_id",
     "client_label",
@@ -27,6 +29,7 @@ _SHOWN = (
     "idle_seconds",
     "turns",
     "generated_tokens",
+    "shared_tokens",
 )
 
 
@@ -37,8 +40,15 @@ def overview(runtime: "Runtime", metrics: "Metrics | None", owner: str) -> dict[
     """
     sessions = list(_all_sessions(runtime, owner))
     recent = {info.session_id for info in sorted(sessions, key=lambda info: info.idle_seconds)[:MOST_ROWS]}
+    facts = runtime.describe()
+    generated = None if metrics is None else metrics.registry.get_sample_value(_GENERATED_TOKENS)
     return {
-        "facts": _facts(runtime, metrics),
+        "facts": {
+            "version": kakeya.__version__,
+            **{name: getattr(facts, name) for name in _SHOWN_FACTS},
+            "free_slabs": runtime.free_slabs,
+            "generated_tokens": generated,
+        },
         "session_count": len(sessions),
         "sessions": [_session(info) for info in sessions if info.session_id in recent],
     }
@@ -47,7 +57,9 @@ def overview(runtime: "Runtime", metrics: "Metrics | None", owner: str) -> dict[
 def turns(runtime: "Runtime", session_id: str, owner: str) -> dict[str, Any]:
     """The newest turns of a session, oldest first. Raises SessionNotFound."""
     info = runtime.info(session_id, owner=owner)
-    return {"session_id": session_id, "turns": list(_numbered(info))}
+    first = info.turns - len(info.recent_turns) + 1
+    numbered = [_turn(number, turn) for number, turn in enumerate(info.recent_turns, first)]
+    return {"session_id": session_id, "turns": numbered}
 
 
 def _all_sessions(runtime: "Runtime", owner: str) -> Iterator[SessionInfo]:
@@ -59,34 +71,9 @@ def _all_sessions(runtime: "Runtime", owner: str) -> Iterator[SessionInfo]:
             return
 
 
-def _facts(runtime: "Runtime", metrics: "Metrics | None") -> dict[str, Any]:
-    facts = runtime.describe()
-    return {
-        "version": kakeya.__version__,
-        "model": facts.model,
-        "sink": facts.sink,
-        "window": facts.window,
-        "capacity": facts.capacity,
-        "free_slabs": runtime.free_slabs,
-        "session_bytes": facts.session_bytes,
-        "pool_bytes": facts.pool_bytes,
-        "generated_tokens": _generated_tokens(metrics),
-    }
-
-
-def _generated_tokens(metrics: "Metrics | None") -> float | None:
-    return None if metrics is None else metrics.registry.get_sample_value("kakeya_generation_tokens_total")
-
-
 def _session(info: SessionInfo) -> dict[str, Any]:
     last = _turn(info.turns, info.recent_turns[-1]) if info.recent_turns else None
     return {name: getattr(info, name) for name in _SHOWN} | {"last_turn": last}
-
-
-def _numbered(info: SessionInfo) -> Iterator[dict[str, Any]]:
-    first = info.turns - len(info.recent_turns) + 1
-    for number, turn in enumerate(info.recent_turns, first):
-        yield _turn(number, turn)
 
 
 def _turn(number: int, turn: TurnRecord) -> dict[str, Any]:

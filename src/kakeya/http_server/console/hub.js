@@ -33,6 +33,7 @@
  * @property {number} window
  * @property {number} kv_live_bytes
  * @property {number} kv_capacity_bytes
+ * @property {number} shared_tokens of the history, copied from sessions that began the same way
  * @property {number} dropped_token_count
  * @property {number} idle_seconds
  * @property {number} turns

@@ -1,26 +1,20 @@
 """The console's routes: its page at `/`, its files and its own view of the sessions under `/console`."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kakeya.http_server.console import figures
 from kakeya.http_server.console.assets import PAGE, Asset, assets
 from kakeya.http_server.errors import ApiError, AsciiJsonResponse
-from kakeya.http_server.security import owner_of
-from kakeya.http_server.state import HttpState, state_of
+from kakeya.http_server.security import Owner
+from kakeya.http_server.state import State
 
 router = APIRouter(include_in_schema=False)
-
-State = Annotated[HttpState, Depends(state_of)]
-Owner = Annotated[str, Depends(owner_of)]
 
 _FRESH = {"Cache-Control": "no-store"}
 
 
-@router.head("/")
-@router.get("/")
+@router.api_route("/", methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
     return _sent(assets()[PAGE], request)
 
@@ -40,8 +34,7 @@ async def session(session_id: str, state: State, owner: Owner) -> Response:
     return AsciiJsonResponse(answer, headers=_FRESH)
 
 
-@router.head("/console/{name}")
-@router.get("/console/{name}")
+@router.api_route("/console/{name}", methods=["GET", "HEAD"])
 async def file(name: str, request: Request) -> Response:
     found = assets().get(name)
     if found is None:
@@ -50,6 +43,6 @@ async def file(name: str, request: Request) -> Response:
 
 
 def _sent(asset: Asset, request: Request) -> Response:
-    if request.headers.get("if-none-match") == asset.tag:
+    if request.headers.get("if-none-match") == asset.headers["ETag"]:
         return Response(status_code=304, headers=dict(asset.headers))
     return Response(asset.content, media_type=asset.media_type, headers=dict(asset.headers))

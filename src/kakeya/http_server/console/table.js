@@ -7,6 +7,7 @@ import { count, duration, memory, rate } from './format.js';
 
 const COLUMNS = [
   ['History', (session) => count(session.history_length)],
+  ['Shared', (session) => count(session.shared_tokens)],
   ['KV', (session) => memory(session.kv_live_bytes)],
   ['Dropped', (session) => count(session.dropped_token_count)],
   ['Turns', (session) => count(session.turns)],
@@ -67,7 +68,7 @@ class Row {
     const name = element('td', { role: 'cell', class: 'name' }, this.#name);
     this.element = element('tr', { role: 'row' }, name, this.#state, ...this.#cells);
     this.#texts = this.#cells.map((cell) => cell.appendChild(document.createTextNode('')));
-    this.#cells[1].append(svg('svg', { class: 'fill', 'aria-hidden': 'true' }, this.#bar));
+    this.#cells[2].append(svg('svg', { class: 'fill', 'aria-hidden': 'true' }, this.#bar));
   }
 
   #texts;
@@ -83,7 +84,7 @@ class Row {
     setText(this.#state, session.state === 'generating' ? 'writing' : session.state);
     this.#state.className = `state ${session.state}`;
     COLUMNS.forEach(([, show], place) => setText(this.#texts[place], show(session)));
-    this.#cells[4].classList.toggle('live', session.rate !== null);
+    this.#cells[5].classList.toggle('live', session.rate !== null);
     this.#bar.setAttribute('width', `${(100 * session.kv_live_bytes) / session.kv_capacity_bytes}%`);
   }
 }

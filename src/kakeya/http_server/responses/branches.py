@@ -9,13 +9,14 @@ newest response is closed when its owner deletes it or does not use it for too l
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from kakeya.errors import Conflict, InvariantViolation, ResourceExhausted, SessionNotFound
 from kakeya.http_server.responses.store import Record, ResponseStore
 from kakeya.http_server.text_sessions import TextSession, TextSessions
 from kakeya.text.prompting import Message
 
-# What was left behind may keep one slab in so many, while nobody else wants it.
+# Sessions left behind may keep one slab in four, while nobody else wants it.
 _SLABS_FOR_ONE = 4
 
 
@@ -31,8 +32,8 @@ class Branches:
     async def continue_from(
         self, record: Record, new: Sequence[Message], *, keep: bool, moving: int
     ) -> TextSession | None:
-        """A session with all up to `record` and then `new`, for the caller alone; None when there is no
-        session to go on with, or none that `new` can be appended to.
+        """A session with all up to `record` and then `new`, for the caller alone. None when the record has
+        no session, or none that `new` can be appended to.
 
         With `keep` the answer will be a newer head, and `moving` conversations will stand there. A record
         that stays a head does not lose its session: ResourceExhausted is raised when that needs a slab and
@@ -43,8 +44,9 @@ class Branches:
             if original is None:
                 return None
             is_left = keep and record.claims <= moving
+            is_cache = record.is_left_behind or record.is_lone
             try:
-                if is_left or (record.is_cache and self._runtime.free_slabs == 0):
+                if is_left or (is_cache and self._runtime.free_slabs == 0):
                     return await self._move_on(record, original, new)
                 return await self._branch_off(original, new)
             except (SessionNotFound, Conflict, InvariantViolation):
@@ -52,12 +54,16 @@ class Branches:
                 record.session = None
                 return None
             finally:
-                if record.is_gone:  # forgotten meanwhile
+                if record.is_gone:  # forgotten in the meantime
                     self.forget(record)
 
     async def evict(self, owner: str, own_only: bool) -> bool:
         """Close one session that is only kept in case somebody comes back; False when there is none."""
-        record = next(self._disposable(owner, own_only), None)
+        own = self._store.live(owner)
+        candidates = own if own_only else [*own, *self._store.live()]
+        lone = (record for record in candidates if record.is_lone and not record.is_busy)
+        # The most dispensable first.
+        record = next(chain(_left_behind(candidates), lone), None)
         if record is None:
             return False
         await self.give_up(record)
@@ -65,12 +71,12 @@ class Branches:
 
     def trim(self) -> None:
         """Close those that were left behind and are too many, least recently used first."""
-        points = list(self._left_behind(self._store.live()))
+        points = list(_left_behind(self._store.live()))
         for record in points[: max(0, len(points) - self._most)]:
             self._drop(record)
 
     async def give_up(self, record: Record) -> None:
-        """Close a record's session; its messages are enough to build it anew."""
+        """Close a record's session. It can be rebuilt from the messages."""
         self._drop(record)
         await self._sessions.settle()
 
@@ -84,7 +90,7 @@ class Branches:
         if self._most == 0:
             return None
         if self._runtime.free_slabs < 2:
-            oldest = next(self._left_behind(self._store.live()), None)
+            oldest = next(_left_behind(self._store.live()), None)
             if oldest is None:
                 return None
             await self.give_up(oldest)
@@ -108,41 +114,25 @@ class Branches:
         self, record: Record, original: TextSession, new: Sequence[Message]
     ) -> TextSession | None:
         """The record's own session, extended; a copy takes its place, if there is room for one."""
-        copy = await self._spare_copy(original)
-        record.session = copy
+        record.session = await self._spare_copy(original)
+        extended = False
         try:
             extended = await self._sessions.extend(original, new)
         except asyncio.CancelledError:  # who knows whether it was extended
             self._sessions.close_soon(original)
+            extended = True
             raise
-        except BaseException:
-            self._put_back(record, original, copy)
-            raise
-        if not extended:
-            self._put_back(record, original, copy)
+        finally:
+            if not extended:
+                self._drop(record)
+                record.session = original
         return original if extended else None
-
-    def _put_back(self, record: Record, original: TextSession, copy: TextSession | None) -> None:
-        record.session = original
-        if copy is not None:
-            self._sessions.close_soon(copy)
 
     def _drop(self, record: Record) -> None:
         session, record.session = record.session, None
         if session is not None:
             self._sessions.close_soon(session)
 
-    def _disposable(self, owner: str, own_only: bool) -> Iterator[Record]:
-        """Whose session may go, the most dispensable first."""
-        own = self._store.live(owner)
-        candidates = own if own_only else [*own, *self._store.live()]
-        yield from self._left_behind(candidates)
-        yield from (record for record in candidates if _is_free(record, record.is_lone))
 
-    def _left_behind(self, records: Sequence[Record]) -> Iterator[Record]:
-        return (record for record in records if _is_free(record, record.is_left_behind))
-
-
-def _is_free(record: Record, kind: bool) -> bool:
-    """Of this kind, and nobody is going on from it at the moment."""
-    return kind and not record.lock.locked()
+def _left_behind(records: Sequence[Record]) -> Iterator[Record]:
+    return (record for record in records if record.is_left_behind and not record.is_busy)

@@ -5,14 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kakeya.http_server.errors import ApiError
-from kakeya.http_server.responses.schema import (
-    FunctionCallItem,
-    FunctionCallOutputItem,
-    InputItem,
-    MessageItem,
-    TextPart,
-)
+from kakeya.http_server.errors import invalid
+from kakeya.http_server.responses.schema import FunctionCallItem, InputItem, MessageItem, TextPart
 from kakeya.text.prompting import Message, ToolCall
 
 Item = dict[str, Any]
@@ -38,27 +32,17 @@ def listed(items: Iterable[InputItem]) -> list[Item]:
 
 
 def _listed(item: InputItem) -> Item:
+    fields: Item
     if isinstance(item, MessageItem):
-        return _listed_message(item)
-    if isinstance(item, FunctionCallItem):
-        call = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-        return {"id": item.id or new_id("fc"), "type": "function_call", "status": "completed", **call}
-    output = {"call_id": item.call_id, "output": text_of(item.output)}
-    return {"id": item.id or new_id("fco"), "type": "function_call_output", "status": "completed", **output}
-
-
-def _listed_message(item: MessageItem) -> Item:
-    if item.role == "assistant":
-        content = [output_text(part.text) for part in item.content]
+        is_output = item.role == "assistant"
+        texts = [part.text for part in item.content]
+        content = [output_text(text) if is_output else {"type": "input_text", "text": text} for text in texts]
+        prefix, fields = "msg", {"role": item.role, "content": content}
+    elif isinstance(item, FunctionCallItem):
+        prefix, fields = "fc", {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
     else:
-        content = [{"type": "input_text", "text": part.text} for part in item.content]
-    return {
-        "id": item.id or new_id("msg"),
-        "type": "message",
-        "role": item.role,
-        "status": "completed",
-        "content": content,
-    }
+        prefix, fields = "fco", {"call_id": item.call_id, "output": text_of(item.output)}
+    return {"id": item.id or new_id(prefix), "type": item.type, "status": "completed", **fields}
 
 
 def messages_of(
@@ -77,9 +61,15 @@ def messages_of(
             messages.append(Message(role, text_of(item.content)))
         elif isinstance(item, FunctionCallItem):
             known[item.call_id] = item.name
-            _add_call(messages, ToolCall(item.call_id, item.name, item.arguments))
+            call = ToolCall(item.call_id, item.name, item.arguments)
+            last = messages.pop() if messages and messages[-1].role == "assistant" else Message("assistant")
+            messages.append(replace(last, tool_calls=(*last.tool_calls, call)))
+        elif (name := known.get(item.call_id)) is not None:
+            output = text_of(item.output)
+            messages.append(Message("tool", output, tool_call_id=item.call_id, name=name))
         else:
-            messages.append(_result(item, known, f"{param}.{index}"))
+            message = f"no function was called as {item.call_id!r} in what came before this output"
+            raise invalid(f"{param}.{index}.call_id", message)
     return tuple(messages)
 
 
@@ -88,30 +78,13 @@ def calls_in(messages: Iterable[Message]) -> dict[str, str]:
     return {call.id: call.name for message in messages for call in message.tool_calls}
 
 
-def _add_call(messages: list[Message], call: ToolCall) -> None:
-    last = messages.pop() if messages and messages[-1].role == "assistant" else Message("assistant")
-    messages.append(replace(last, tool_calls=(*last.tool_calls, call)))
-
-
-def _result(item: FunctionCallOutputItem, calls: Mapping[str, str], where: str) -> Message:
-    name = calls.get(item.call_id)
-    if name is None:
-        raise ApiError(
-            400,
-            f"no function was called as {item.call_id!r} in what came before this output",
-            param=f"{where}.call_id",
-            code="invalid_value",
-        )
-    return Message("tool", text_of(item.output), tool_call_id=item.call_id, name=name)
-
-
 def page(items: Sequence[Item], *, after: str | None, limit: int, order: str) -> dict[str, Any]:
-    """A list of items as the API gives it. Raises ApiError when `after` is none of them."""
+    """A list of items as the API gives it. Raises ApiError when `after` is not one of them."""
     ordered = list(items) if order == "asc" else list(reversed(items))
     if after is not None:
         at = next((index for index, item in enumerate(ordered) if item["id"] == after), None)
         if at is None:
-            raise ApiError(400, f"after: {after!r} is not in this list", param="after", code="invalid_value")
+            raise invalid("after", f"after: {after!r} is not in this list")
         ordered = ordered[at + 1 :]
     shown = ordered[:limit]
     return {

@@ -2,21 +2,22 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from http import HTTPStatus
 from typing import Any
 
-from kakeya.http_server.generation import Usage, logprob_of
+from kakeya.http_server.errors import ApiError
+from kakeya.http_server.generation import Part, PartReader, Usage, logprob_of
 from kakeya.http_server.responses.items import Item, new_id, output_text
 from kakeya.http_server.responses.plan import Plan
 from kakeya.text.answer import Piece, TextToken
 from kakeya.text.prompting import Message, ToolCall
-from kakeya.text.tool_calls import ArgumentsPiece, CallBegin, TextPiece, ToolCallParser, ToolEvent
+from kakeya.text.tool_calls import ArgumentsPiece, CallBegin, TextPiece
 
 Event = dict[str, Any]
 
 
 def new_body(plan: Plan, response_id: str, created_at: int, model: str) -> dict[str, Any]:
     """A response that has just begun: what it was asked, and no answer yet."""
-    request = plan.request
     conversation = plan.conversation
     return {
         "id": response_id,
@@ -28,7 +29,7 @@ def new_body(plan: Plan, response_id: str, created_at: int, model: str) -> dict[
         "error": None,
         "incomplete_details": None,
         "model": model,
-        "previous_response_id": request.previous_response_id,
+        "previous_response_id": plan.request.previous_response_id,
         "conversation": None if conversation is None else {"id": conversation.id},
         "instructions": plan.instructions,
         "output": [],
@@ -39,8 +40,9 @@ def new_body(plan: Plan, response_id: str, created_at: int, model: str) -> dict[
 
 def _settings(plan: Plan) -> dict[str, Any]:
     """How it was to be answered, the defaults filled in."""
-    request = plan.request
-    sampling = plan.sampling
+    request, sampling = plan.request, plan.sampling
+    chosen = request.tool_choice or "auto"
+    wanted = {"type": "text"} if request.text is None else request.text.format.model_dump(by_alias=True)
     return {
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": None,
@@ -52,27 +54,14 @@ def _settings(plan: Plan) -> dict[str, Any]:
         "service_tier": "default",
         "store": request.is_kept,
         "temperature": sampling.temperature,
-        "text": _text(plan),
-        "tool_choice": _tool_choice(plan),
+        "text": {"format": wanted, "verbosity": "medium"},
+        "tool_choice": chosen if isinstance(chosen, str) else chosen.model_dump(),
         "tools": list(plan.tools),
         "top_logprobs": sampling.top_logprobs,
         "top_p": sampling.top_p,
         "truncation": request.truncation or "auto",
         "user": request.user,
     }
-
-
-def _text(plan: Plan) -> dict[str, Any]:
-    text = plan.request.text
-    wanted = {"type": "text"} if text is None else text.format.model_dump(by_alias=True)
-    return {"format": wanted, "verbosity": "medium"}
-
-
-def _tool_choice(plan: Plan) -> Any:
-    wanted = plan.request.tool_choice
-    if wanted is None or isinstance(wanted, str):
-        return wanted or "auto"
-    return wanted.model_dump()
 
 
 def ended(
@@ -88,69 +77,53 @@ def ended(
     }
 
 
-def failed(body: dict[str, Any], output: list[Item], message: str, status: int) -> dict[str, Any]:
-    """The response, broken off by an error that HTTP would tell as `status`."""
-    code = "rate_limit_exceeded" if status == 429 else "server_error"
-    return body | {"status": "failed", "error": {"code": code, "message": message}, "output": output}
+def failed(body: dict[str, Any], output: list[Item], error: ApiError) -> dict[str, Any]:
+    """The response, broken off by an error."""
+    code = "rate_limit_exceeded" if error.status == HTTPStatus.TOO_MANY_REQUESTS else "server_error"
+    return body | {"status": "failed", "error": {"code": code, "message": error.message}, "output": output}
 
 
-class EventWriter:
-    """Writes one stream's events: typed, and numbered from 0."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def write(self, events: Iterable[Event]) -> bytes:
-        """The events as they go over the wire, in one piece."""
-        return b"".join(self._write(event) for event in events)
-
-    def _write(self, event: Event) -> bytes:
-        numbered = {**event, "sequence_number": self._next}
-        self._next += 1
+def write_events(events: Iterable[Event], numbers: Iterator[int]) -> bytes:
+    """The events as they go over the wire, in one piece, each with the next number."""
+    written = []
+    for event in events:
         # ASCII, because a client may have sent half of a surrogate pair and gets it back.
-        data = json.dumps(numbered, separators=(",", ":"))
-        return f"event: {event['type']}\ndata: {data}\n\n".encode("ascii")
+        data = json.dumps({**event, "sequence_number": next(numbers)}, separators=(",", ":"))
+        written.append(f"event: {event['type']}\ndata: {data}\n\n".encode("ascii"))
+    return b"".join(written)
 
 
 class OutputWriter:
     """Takes an answer piece by piece, and gives the events that tell it if `tells_events`.
 
     With `reads_calls`, function calls in the text become items of their own. `output` is what there is so
-    far, as the API lists it.
+    far, as the API lists it. Its last item is the one being written.
     """
 
-    def __init__(self, *, reads_calls: bool, with_logprobs: bool, tells_events: bool) -> None:
+    def __init__(self, *, reads_calls: bool, tells_events: bool) -> None:
         self.output: list[Item] = []
-        self._parser = ToolCallParser() if reads_calls else None
-        self._with_logprobs = with_logprobs
+        self._reads_calls = reads_calls
+        self._reader = PartReader(reads_calls=reads_calls)
         self._tells_events = tells_events
         self._events: list[Event] = []
-        self._text = ""
+        self._pieces: list[str] = []
         self._is_cut = False
-        self._open: _OpenMessage | _OpenCall | None = None
-        # Tokens whose text the parser still holds back; they go with the text that it lets go next.
-        self._tokens: list[TextToken] = []
+        self._open = ""  # the type of the item being written
+        self._said: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
 
     def feed(self, piece: Piece) -> list[Event]:
         """What this piece adds."""
-        self._text += piece.text
-        if self._with_logprobs:
-            self._tokens += piece.tokens
-        if self._parser is not None:
-            self._read(self._parser.feed(piece.text))
-        elif piece.text:
-            self._say(piece.text)
+        self._pieces.append(piece.text)
+        self._read(self._reader.feed(piece))
         return self._take_events()
 
     def finish(self, *, is_complete: bool) -> list[Event]:
         """What ends the answer. One that was cut short leaves its last item incomplete."""
         self._is_cut = not is_complete
-        if self._parser is not None:
-            self._read(self._parser.finish())
+        self._read(self._reader.finish())
         if not self.output:
-            self._message()
-        if self._tokens and isinstance(self._open, _OpenMessage):
-            self._say("")
+            self._begin_message()
         self._close("completed" if is_complete else "incomplete")
         return self._take_events()
 
@@ -158,149 +131,72 @@ class OutputWriter:
         """The answer as the message that a conversation keeps."""
         calls = [item for item in self.output if item["type"] == "function_call"]
         whole = [item for item in calls if item["status"] == "completed"]
-        if self._is_cut and self._parser is not None and not whole:
-            return Message("assistant", self._text)  # half a call is no call, but it was said
+        if self._is_cut and self._reads_calls and not whole:
+            return Message("assistant", "".join(self._pieces))  # half a call is no call, but it was said
         said = [item["content"][0]["text"] for item in self.output if item["type"] == "message"]
         called = tuple(ToolCall(item["call_id"], item["name"], item["arguments"]) for item in whole)
         return Message("assistant", "\n".join(said), tool_calls=called)
 
-    def _read(self, events: Sequence[ToolEvent]) -> None:
-        for event in events:
+    def _read(self, parts: Iterable[Part]) -> None:
+        for event, tokens in parts:
             match event:
                 case TextPiece(text):
-                    self._say(text)
+                    # Tokens that end a call have no text, and are nobody's.
+                    if text or self._open == "message" or not self.output:
+                        self._say(text, tokens)
                 case CallBegin(_, name):
-                    self._begin(_OpenCall(len(self.output), name))
+                    self._begin("function_call", "fc", call_id=new_id("call"), name=name, arguments="")
                 case ArgumentsPiece(_, text):
-                    self._argue(text)
+                    self._said.append(text)
+                    self._tell("function_call_arguments.delta", delta=text)
                 case _:
                     self._close("completed")
 
-    def _say(self, text: str) -> None:
-        message = self._message()
-        logprobs = [logprob_of(token) for token in self._tokens]
-        self._tokens.clear()
-        message.say(text, logprobs)
-        self._tell(message.said(text, logprobs))
+    def _say(self, text: str, tokens: Sequence[TextToken]) -> None:
+        if self._open != "message":
+            self._begin_message()
+        logprobs = [logprob_of(token) for token in tokens]
+        self._said.append(text)
+        self._logprobs += logprobs
+        self._tell("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
-    def _argue(self, text: str) -> None:
-        call = self._open
-        assert isinstance(call, _OpenCall), "arguments belong to a call"
-        self._tokens.clear()
-        call.argue(text)
-        self._tell(call.argued(text))
+    def _begin_message(self) -> None:
+        self._begin("message", "msg", role="assistant", content=[])
+        self._tell("content_part.added", content_index=0, part=output_text(""))
 
-    def _message(self) -> "_OpenMessage":
-        """The message that is being said, begun if there is none."""
-        message = self._open
-        if not isinstance(message, _OpenMessage):
-            message = _OpenMessage(len(self.output))
-            self._begin(message)
-        return message
-
-    def _begin(self, item: "_OpenMessage | _OpenCall") -> None:
+    def _begin(self, kind: str, prefix: str, **fields: Any) -> None:
         self._close("completed")
-        self._open = item
-        self.output.append(item.item)
-        self._tell(item.begun())
+        self._open, self._said, self._logprobs = kind, [], []
+        self.output.append({"id": new_id(prefix), "type": kind, "status": "in_progress", **fields})
+        self._tell_item("added")
 
     def _close(self, status: str) -> None:
-        if self._open is not None:
-            self._open.close(status)
-            self._tell(self._open.closed())
-            self._open = None
+        if not self._open:
+            return
+        item, said = self.output[-1], "".join(self._said)
+        item["status"] = status
+        if self._open == "message":
+            part = output_text(said, self._logprobs)
+            item["content"] = [part]
+            self._tell("output_text.done", content_index=0, text=said, logprobs=self._logprobs)
+            self._tell("content_part.done", content_index=0, part=part)
+        else:
+            item["arguments"] = said
+            self._tell("function_call_arguments.done", name=item["name"], arguments=said)
+        self._tell_item("done")
+        self._open = ""
 
-    def _tell(self, events: Iterator[Event]) -> None:
-        """These are generators: events that nobody reads are never made."""
+    def _tell(self, what: str, **fields: Any) -> None:
         if self._tells_events:
-            self._events += events
+            where = {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1}
+            self._events.append({"type": f"response.{what}", **where, **fields})
+
+    def _tell_item(self, what: str) -> None:
+        if self._tells_events:
+            # A copy: the item goes on, and an event tells one moment.
+            event = {"output_index": len(self.output) - 1, "item": dict(self.output[-1])}
+            self._events.append({"type": f"response.output_item.{what}", **event})
 
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
-
-
-class _OpenMessage:
-    """A message that is being said."""
-
-    def __init__(self, index: int) -> None:
-        self.item: Item = {
-            "id": new_id("msg"),
-            "type": "message",
-            "status": "in_progress",
-            "role": "assistant",
-            "content": [],
-        }
-        self._at = {"item_id": self.item["id"], "output_index": index, "content_index": 0}
-        self._index = index
-        self._said: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
-
-    def say(self, text: str, logprobs: Sequence[dict[str, Any]]) -> None:
-        self._said.append(text)
-        self._logprobs += logprobs
-
-    def close(self, status: str) -> None:
-        part = output_text("".join(self._said), self._logprobs)
-        self.item |= {"status": status, "content": [part]}
-
-    def begun(self) -> Iterator[Event]:
-        yield _item_event("added", self._index, self.item)
-        yield {"type": "response.content_part.added", **self._at, "part": output_text("")}
-
-    def said(self, text: str, logprobs: Sequence[dict[str, Any]]) -> Iterator[Event]:
-        yield {"type": "response.output_text.delta", **self._at, "delta": text, "logprobs": list(logprobs)}
-
-    def closed(self) -> Iterator[Event]:
-        [part] = self.item["content"]
-        yield {
-            "type": "response.output_text.done",
-            **self._at,
-            "text": part["text"],
-            "logprobs": self._logprobs,
-        }
-        yield {"type": "response.content_part.done", **self._at, "part": part}
-        yield _item_event("done", self._index, self.item)
-
-
-class _OpenCall:
-    """A function call that is being written."""
-
-    def __init__(self, index: int, name: str) -> None:
-        self.item: Item = {
-            "id": new_id("fc"),
-            "type": "function_call",
-            "status": "in_progress",
-            "call_id": new_id("call"),
-            "name": name,
-            "arguments": "",
-        }
-        self._at = {"item_id": self.item["id"], "output_index": index}
-        self._index = index
-        self._written: list[str] = []
-
-    def argue(self, text: str) -> None:
-        self._written.append(text)
-
-    def close(self, status: str) -> None:
-        self.item |= {"status": status, "arguments": "".join(self._written)}
-
-    def begun(self) -> Iterator[Event]:
-        yield _item_event("added", self._index, self.item)
-
-    def argued(self, text: str) -> Iterator[Event]:
-        yield {"type": "response.function_call_arguments.delta", **self._at, "delta": text}
-
-    def closed(self) -> Iterator[Event]:
-        yield {
-            "type": "response.function_call_arguments.done",
-            **self._at,
-            "name": self.item["name"],
-            "arguments": self.item["arguments"],
-        }
-        yield _item_event("done", self._index, self.item)
-
-
-def _item_event(what: str, index: int, item: Item) -> Event:
-    # A copy: the item goes on, and an event tells one moment.
-    return {"type": f"response.output_item.{what}", "output_index": index, "item": dict(item)}

@@ -1,14 +1,14 @@
 """The Responses API: the session API over HTTP.
 
-A response that names the one before it goes on in the same session, so that only the new input is computed,
-however long the conversation is. Any stored response can be gone on from, any number of times. Conversations
-are named places that move on with every response that is made in them.
+A response that names the one before it continues in the same session, so only the new input is computed,
+however long the conversation is. Any stored response can be continued, any number of times. A conversation is
+a named place that moves on with every response made in it.
 """
 
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from kakeya.http_server.errors import AsciiJsonResponse
@@ -22,21 +22,18 @@ from kakeya.http_server.responses.schema import (
 )
 from kakeya.http_server.responses.service import Responses
 from kakeya.http_server.responses.store import Conversation
-from kakeya.http_server.security import owner_of
-from kakeya.http_server.state import HttpState, state_of
+from kakeya.http_server.security import Owner
+from kakeya.http_server.state import State
 from kakeya.http_server.streaming import respond
 
 router = APIRouter(tags=["responses"], default_response_class=AsciiJsonResponse)
 conversations = APIRouter(tags=["conversations"], default_response_class=AsciiJsonResponse)
 
-Owner = Annotated[str, Depends(owner_of)]
 Include = list[Literal["message.output_text.logprobs"]]
 
 
-class Paging(BaseModel):
+class Paging(BaseModel, extra="forbid"):
     """Which part of a list is wanted."""
-
-    model_config = ConfigDict(extra="forbid")
 
     limit: int = Field(default=20, ge=1, le=100)
     after: str | None = None
@@ -49,10 +46,8 @@ class ItemPaging(Paging):
     include: Include | None = None
 
 
-class Retrieval(BaseModel):
+class Retrieval(BaseModel, extra="forbid"):
     """How a response is wanted: as it is, since it is not told a second time."""
-
-    model_config = ConfigDict(extra="forbid")
 
     include: Include | None = None
     stream: Literal["false", "0"] | None = None
@@ -61,7 +56,7 @@ class Retrieval(BaseModel):
 Items = Annotated[ItemPaging, Query()]
 
 
-async def service_of(state: Annotated[HttpState, Depends(state_of)]) -> Responses:
+async def service_of(state: State) -> Responses:
     """The service of the server that got this request. Raises Unavailable while there is none."""
     return state.require_loaded().responses
 
@@ -116,7 +111,7 @@ async def create_conversation(
 @conversations.get("/v1/conversations", summary="List your conversations, newest first")
 async def list_conversations(owner: Owner, service: Service, wanted: Annotated[Paging, Query()]) -> Response:
     """An extension: the original has no such list."""
-    shown = [_shown(conversation) for conversation in service.conversations(owner)]
+    shown = [_shown(conversation) for conversation in service.store.conversations(owner)]
     return AsciiJsonResponse(page(shown, after=wanted.after, limit=wanted.limit, order="asc"))
 
 
@@ -164,8 +159,7 @@ async def fork_conversation(
 
 def _shown(conversation: Conversation) -> dict[str, Any]:
     """A conversation; what follows its metadata are extensions of ours."""
-    head = conversation.head
-    session = None if head is None else head.session
+    head, session = conversation.head, conversation.session
     return {
         "id": conversation.id,
         "object": "conversation",

@@ -3,15 +3,16 @@
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
+from itertools import count
 from typing import Any, Self
 
 from kakeya.http_server.errors import ApiError, as_api_error
 from kakeya.http_server.generation import Answer
-from kakeya.http_server.responses.items import Item, listed, new_id
-from kakeya.http_server.responses.output import Event, EventWriter, OutputWriter, ended, failed, new_body
+from kakeya.http_server.responses.items import listed, new_id
+from kakeya.http_server.responses.output import Event, OutputWriter, ended, failed, new_body, write_events
 from kakeya.http_server.responses.plan import Plan
 from kakeya.http_server.responses.service import Responses
-from kakeya.http_server.responses.store import Record, Tree
+from kakeya.http_server.responses.store import Record
 from kakeya.http_server.text_sessions import TextSession
 from kakeya.http_server.tools import answer_grammar
 from kakeya.text.prompting import written_tools
@@ -20,8 +21,8 @@ from kakeya.text.prompting import written_tools
 class Run:
     """Makes one response: `open`, then read the `events` or take the `whole`.
 
-    Nothing is stored before the answer is whole, and what it continues can be continued again whatever
-    happens: whoever leaves before the end leaves nothing behind.
+    Nothing is stored before the answer is whole. Whatever happens, what it continues can be continued again,
+    and a client that leaves before the end leaves nothing behind.
     """
 
     def __init__(self, responses: Responses, owner: str, plan: Plan) -> None:
@@ -30,38 +31,34 @@ class Run:
         self._state = responses.sessions.state
         self._owner = owner
         self._plan = plan
-        self._place = self._state.admission.admit(owner)
-        self._has_claimed = False
-        self._is_closed = False
         self._session: TextSession | None = None
         self._answer: Answer | None = None
-        self._input_items: list[Item] = listed(plan.request.input)
+        self._input_items = listed(plan.request.input)
         self._output = OutputWriter(
-            reads_calls=bool(plan.choice.names),
-            with_logprobs=plan.request.wants_logprobs,
-            tells_events=bool(plan.request.stream),
+            reads_calls=bool(plan.choice.names), tells_events=bool(plan.request.stream)
         )
         model = self._sessions.runtime.describe().model
         self._body = new_body(plan, new_id("resp"), int(time.time()), model)
 
     async def open(self, stack: AsyncExitStack) -> Self:
         """Claim the conversation, if there is one, write the input into a session and start to generate.
-        `stack`, which the caller closes, closes the run.
+        What is taken for it is released by `stack`, which the caller closes.
 
         Raises ApiError or KakeyaError when that cannot be, SessionBusy when somebody else has claimed the
         conversation since the response was planned.
         """
-        stack.push_async_callback(self.aclose)
-        self._claim()
         plan = self._plan
+        if plan.conversation is not None:
+            stack.enter_context(plan.conversation.claim())
         grammar = await self._state.workers.call(
             answer_grammar, self._sessions, plan.session_tools(), plan.choice, plan.request.json_format
         )
-        await self._place.take()
+        await stack.enter_async_context(self._state.admission.admit(self._owner))
         most = await self._most_tokens()
+        stack.callback(self._close_session)
         self._session = await self._open_session()
-        constraint = None if grammar is None else grammar.start()
-        self._answer = Answer(self._sessions, self._session, most, plan.sampling, constraint=constraint)
+        self._answer = Answer(self._sessions, self._session, most, plan.sampling, grammar=grammar)
+        stack.push_async_callback(self._answer.aclose)
         await self._answer.begin()
         return self
 
@@ -74,35 +71,19 @@ class Run:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events. An error is the last of them."""
-        writer = EventWriter()
+        numbers = count()
         try:
             async with aclosing(self._groups()) as groups:
                 async for events in groups:
-                    yield writer.write(events)
+                    yield write_events(events, numbers)
         except Exception as error:
-            told = as_api_error(error)
-            body = failed(self._body, self._output.output, told.message, told.status)
-            yield writer.write([{"type": "response.failed", "response": body}])
+            body = failed(self._body, self._output.output, as_api_error(error))
+            yield write_events([{"type": "response.failed", "response": body}], numbers)
 
-    async def aclose(self) -> None:
-        """End what runs and give back what was taken. Does nothing the second time."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._answer is not None:
-            await self._answer.aclose()
-        session, self._session = self._session, None
-        if session is not None:
-            self._sessions.close_soon(session)
-        self._place.release()
-        if self._has_claimed and self._plan.conversation is not None:
-            self._plan.conversation.is_busy = False
-
-    def _claim(self) -> None:
-        conversation = self._plan.conversation
-        if conversation is not None:
-            conversation.check_rests()
-            conversation.is_busy = self._has_claimed = True
+    def _close_session(self) -> None:
+        """Close the session, unless the response was stored with it."""
+        if self._session is not None:
+            self._sessions.close_soon(self._session)
 
     async def _groups(self) -> AsyncGenerator[list[Event], None]:
         """What happens, together what happens at once."""
@@ -116,7 +97,8 @@ class Run:
         is_cut = answer.finish_reason == "length"
         events = self._output.finish(is_complete=not is_cut)
         self._body = ended(self._body, self._output.output, answer.usage, is_cut=is_cut, now=int(time.time()))
-        self._keep(answer)
+        if self._plan.request.is_kept:
+            self._keep(answer)
         yield [*events, {"type": f"response.{self._body['status']}", "response": self._body}]
 
     async def _most_tokens(self) -> int:
@@ -142,7 +124,7 @@ class Run:
     def _prompt_length(self) -> int:
         """How long the history will be when the answer begins. Runs on a worker; changes nothing."""
         plan, prompter = self._plan, self._sessions.prompter
-        session = plan.base.session if plan.base is not None and plan.fits_session else None
+        session = plan.fitting_base.session if plan.fitting_base is not None else None
         if session is not None:
             added = prompter.after_answer(session.messages, plan.added, session.tools, closed=session.closed)
             if added is not None:
@@ -152,10 +134,10 @@ class Run:
     async def _open_session(self) -> TextSession:
         """A session that ends with the input: the base's, or a new one."""
         plan = self._plan
-        if plan.base is not None and plan.fits_session:
+        if plan.fitting_base is not None:
             moving = int(plan.conversation is not None)
             session = await self._responses.branches.continue_from(
-                plan.base, plan.added, keep=plan.request.is_kept, moving=moving
+                plan.fitting_base, plan.added, keep=plan.request.is_kept, moving=moving
             )
             if session is not None:
                 return session
@@ -163,18 +145,15 @@ class Run:
         return await self._sessions.start(self._owner, plan.whole(), plan.session_tools(), label)
 
     def _keep(self, answer: Answer) -> None:
-        """Store the response, if it is to be, with the session to continue it in."""
+        """Store the response with the session to continue it in."""
         plan, session, store = self._plan, self._session, self._responses.store
         assert session is not None
-        if not plan.request.is_kept:
-            return
         message = self._output.message()
         session.record(message, answer)
-        count = len(self._input_items) + len(self._body["output"])
         record = Record(
             id=self._body["id"],
             owner=self._owner,
-            tree=self._tree(),
+            tree=plan.tree,
             parent=plan.base,
             conversation_id=None if plan.conversation is None else plan.conversation.id,
             instructions=plan.instructions,
@@ -183,16 +162,10 @@ class Run:
             input_items=self._input_items,
             body=self._body,
             session=session,
-            item_count=count + (plan.base.item_count if plan.base is not None else 0),
         )
         self._session = None
         store.add(record)
         if plan.conversation is not None:
             store.move(plan.conversation, record)
+            store.use(plan.conversation)
         self._responses.branches.trim()
-
-    def _tree(self) -> Tree:
-        if self._plan.base is not None:
-            return self._plan.base.tree
-        conversation = self._plan.conversation
-        return self._responses.store.new_tree() if conversation is None else conversation.tree

@@ -1,6 +1,6 @@
 """What clients send to the Responses and Conversations routes. What is not supported is refused by name."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -9,35 +9,23 @@ from kakeya.http_server.schema import (
     MOST_TOOLS,
     MOST_TOP_LOGPROBS,
     Arguments,
+    Function,
+    JsonSchemaFormat,
     MaxTokens,
     Metadata,
     Name,
-    SamplingFields,
+    RequestFields,
     Strict,
+    of_type,
     refuses,
 )
-from kakeya.http_server.tools import JsonFormat
+from kakeya.http_server.tools import JsonFormat, ToolChoice, choose_tools
 
 _MOST_ITEMS = 20
 
 
-def _of_type(noun: str, *supported: str) -> Callable[[Any], Any]:
-    """A check, made before all others, that an object is of a type that is supported."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, dict) and value.get("type") not in supported:
-            known = ", ".join(map(repr, supported))
-            raise ValueError(f"{noun} of type {value.get('type')!r} are not supported, only {known}")
-        return value
-
-    return check
-
-
-Status = Literal["in_progress", "completed", "incomplete"]
-
-
 class TextPart(Strict):
-    """A piece of text. What the server sent along with a text of its own may come back with it."""
+    """A piece of text. What the server sends with its own texts may come back with them."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -49,42 +37,43 @@ def _as_parts(content: Any) -> Any:
     return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
 
 
-_Part = Annotated[TextPart, BeforeValidator(_of_type("parts", "input_text", "output_text", "text"))]
+_Part = Annotated[TextPart, BeforeValidator(of_type("parts", "input_text", "output_text", "text"))]
 Parts = Annotated[list[_Part], BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart])]
 
 
-class MessageItem(Strict):
+class _Item(Strict):
+    """What the server's own items hold besides; it may come back with them."""
+
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class MessageItem(_Item):
     """A message, by whomever."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Parts
-    id: str | None = None
-    status: Status | None = None
 
 
-class FunctionCallItem(Strict):
+class FunctionCallItem(_Item):
     """A call that the model made earlier."""
 
     type: Literal["function_call"]
     call_id: str = Field(min_length=1)
     name: Name
     arguments: Arguments
-    id: str | None = None
-    status: Status | None = None
 
 
-class FunctionCallOutputItem(Strict):
+class FunctionCallOutputItem(_Item):
     """What such a call gave."""
 
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1)
     output: Parts
-    id: str | None = None
-    status: Status | None = None
 
 
-_item_types = _of_type("items", "message", "function_call", "function_call_output")
+_item_types = of_type("items", "message", "function_call", "function_call_output")
 
 
 def _typed(item: Any) -> Any:
@@ -93,11 +82,8 @@ def _typed(item: Any) -> Any:
     return _item_types({**item, "type": "message"} if untyped else item)
 
 
-InputItem = Annotated[
-    MessageItem | FunctionCallItem | FunctionCallOutputItem,
-    Field(discriminator="type"),
-    BeforeValidator(_typed),
-]
+AnyItem = MessageItem | FunctionCallItem | FunctionCallOutputItem
+InputItem = Annotated[AnyItem, Field(discriminator="type"), BeforeValidator(_typed)]
 
 
 def _as_items(given: Any) -> Any:
@@ -107,23 +93,17 @@ def _as_items(given: Any) -> Any:
 InputItems = Annotated[
     list[InputItem],
     Field(min_length=1),
-    BeforeValidator(
-        _as_items, json_schema_input_type=str | list[MessageItem | FunctionCallItem | FunctionCallOutputItem]
-    ),
+    BeforeValidator(_as_items, json_schema_input_type=str | list[AnyItem]),
 ]
 
 
-class ResponsesFunctionTool(Strict, title="FunctionTool"):
+class ResponsesFunctionTool(Function, title="FunctionTool"):
     """A function that the model may call. Its arguments always fit the schema, strict or not."""
 
     type: Literal["function"]
-    name: Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
-Tool = Annotated[ResponsesFunctionTool, BeforeValidator(_of_type("tools", "function"))]
+Tool = Annotated[ResponsesFunctionTool, BeforeValidator(of_type("tools", "function"))]
 
 
 class ResponsesNamedFunction(Strict, title="NamedFunction"):
@@ -133,62 +113,47 @@ class ResponsesNamedFunction(Strict, title="NamedFunction"):
     name: Name
 
 
+NamedTool = Annotated[ResponsesNamedFunction, BeforeValidator(of_type("tools", "function"))]
+
+
 class AllowedTools(Strict):
     """Some of the functions only."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[Annotated[ResponsesNamedFunction, BeforeValidator(_of_type("tools", "function"))]] = Field(
-        min_length=1
-    )
+    tools: list[NamedTool] = Field(min_length=1)
 
 
 ChosenTool = Annotated[
     Literal["none", "auto", "required"] | ResponsesNamedFunction | AllowedTools,
-    BeforeValidator(_of_type("tool choices", "function", "allowed_tools")),
+    BeforeValidator(of_type("tool choices", "function", "allowed_tools")),
 ]
 
 
-class PlainText(Strict):
-    """Whatever the model says."""
+class PlainFormat(Strict):
+    """Whatever the model says, or any JSON object."""
 
-    type: Literal["text"]
-
-
-class JsonObject(Strict):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
+    type: Literal["text", "json_object"]
 
 
-class JsonSchema(Strict):
+class JsonSchema(JsonSchemaFormat):
     """A JSON value that fits the schema, strict or not."""
 
     type: Literal["json_schema"]
-    name: Name
-    schema_: dict[str, Any] = Field(alias="schema")
-    description: str | None = None
-    strict: bool | None = None
 
 
 TextFormat = Annotated[
-    PlainText | JsonObject | JsonSchema,
+    PlainFormat | JsonSchema,
     Field(discriminator="type"),
-    BeforeValidator(_of_type("formats", "text", "json_object", "json_schema")),
+    BeforeValidator(of_type("formats", "text", "json_object", "json_schema")),
 ]
 
 
 class TextOptions(Strict):
     """How the answer is written."""
 
-    format: TextFormat = PlainText(type="text")
+    format: TextFormat = PlainFormat(type="text")
     verbosity: Literal["medium"] | None = None
-
-
-class ResponsesStreamOptions(Strict, title="StreamOptions"):
-    """Nothing is obfuscated here, so that can only be declined."""
-
-    include_obfuscation: Literal[False] | None = None
 
 
 class ConversationName(Strict):
@@ -210,11 +175,10 @@ def _not_in_background(background: bool | None) -> None:
     "context_management max_tool_calls moderation prompt "
     "prompt_cache_options prompt_cache_retention reasoning"
 )
-class ResponseRequest(SamplingFields):
+class ResponseRequest(RequestFields):
     """The body of POST /v1/responses."""
 
     input: InputItems
-    model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: Annotated[
@@ -230,10 +194,7 @@ class ResponseRequest(SamplingFields):
     include: list[Literal["message.output_text.logprobs"]] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
-    stream: bool | None = None
-    stream_options: ResponsesStreamOptions | None = None
     metadata: Metadata = None
-    user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default"] | None = None
@@ -244,12 +205,26 @@ class ResponseRequest(SamplingFields):
         return bool(self.include) or bool(self.top_logprobs)
 
     @property
+    def most_probable(self) -> int:
+        return self.top_logprobs or 0
+
+    @property
     def json_format(self) -> JsonFormat | None:
         """What JSON the answer must be; None for text."""
-        wanted = None if self.text is None else self.text.format
-        if wanted is None or isinstance(wanted, PlainText):
+        if self.text is None or self.text.format.type == "text":
             return None
+        wanted = self.text.format
         return JsonFormat("text.format", wanted.schema_ if isinstance(wanted, JsonSchema) else None)
+
+    def choose_tools(self, names: Sequence[str]) -> ToolChoice:
+        """What the model may do with the tools. Raises ApiError when it is told to do what it cannot."""
+        chosen, parallel = self.tool_choice, self.parallel_tool_calls is not False
+        wanted: list[str] | None = None
+        if isinstance(chosen, ResponsesNamedFunction):
+            wanted, parallel, chosen = [chosen.name], False, "required"
+        elif isinstance(chosen, AllowedTools):
+            wanted, chosen = [tool.name for tool in chosen.tools], chosen.mode
+        return choose_tools(names, chosen, wanted, parallel=parallel, json_format=self.json_format)
 
     @property
     def is_kept(self) -> bool:

@@ -1,11 +1,10 @@
 """Responses and conversations of one server: what is stored, and what can be done with it."""
 
-import time
 from collections.abc import Sequence
 
 from kakeya.http_server.errors import ApiError
 from kakeya.http_server.responses.branches import Branches
-from kakeya.http_server.responses.items import listed, messages_of, new_id
+from kakeya.http_server.responses.items import listed, messages_of
 from kakeya.http_server.responses.plan import Plan, plan
 from kakeya.http_server.responses.schema import InputItem, ResponseRequest
 from kakeya.http_server.responses.store import Conversation, Record, ResponseStore
@@ -62,31 +61,16 @@ class Responses:
         """A conversation. Raises ApiError when it is unknown, forgotten or somebody else's."""
         found = self.store.conversation(owner, conversation_id)
         if found is None:
-            raise ApiError(
-                404,
-                f"there is no conversation {conversation_id!r}",
-                param=param,
-                code="conversation_not_found",
-            )
+            message = f"there is no conversation {conversation_id!r}"
+            raise ApiError(404, message, param=param, code="conversation_not_found")
         return found
-
-    def conversations(self, owner: str) -> list[Conversation]:
-        """The owner's, newest first."""
-        return self.store.conversations(owner)
 
     def new_conversation(
         self, owner: str, items: Sequence[InputItem], metadata: dict[str, str]
     ) -> Conversation:
         """A conversation that begins with these items. It takes no session before its first response."""
-        conversation = Conversation(
-            id=new_id("conv"),
-            owner=owner,
-            tree=self.store.new_tree(),
-            created_at=int(time.time()),
-            metadata=metadata,
-            items=listed(items),
-            messages=messages_of(items, param="items"),
-        )
+        messages = messages_of(items, param="items")
+        conversation = Conversation(owner, metadata, listed(items), messages)
         self.store.add_conversation(conversation)
         return conversation
 
@@ -102,24 +86,14 @@ class Responses:
             chain = [] if at is None else at.chain()
             at = next((record for record in chain if record.id == response_id), None)
             if at is None:
-                raise ApiError(
-                    404,
-                    f"there is no response {response_id!r} in this conversation",
-                    param="response_id",
-                    code="response_not_found",
-                )
+                message = f"there is no response {response_id!r} in this conversation"
+                raise ApiError(404, message, param="response_id", code="response_not_found")
+        kept = dict(conversation.metadata) if metadata is None else metadata
         forked = Conversation(
-            id=new_id("conv"),
-            owner=conversation.owner,
-            tree=conversation.tree,
-            created_at=int(time.time()),
-            metadata=dict(conversation.metadata) if metadata is None else metadata,
-            items=conversation.items,
-            messages=conversation.messages,
+            conversation.owner, kept, conversation.items, conversation.messages, conversation.tree
         )
         forked.move_to(at)
         self.store.add_conversation(forked)
-        self.store.use(forked)
         return forked
 
     async def delete_conversation(self, conversation: Conversation) -> None:

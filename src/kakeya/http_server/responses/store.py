@@ -5,14 +5,15 @@ A record points at the one it continued, so a chain of any length costs each rec
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 from kakeya.errors import SessionBusy
-from kakeya.http_server.responses.items import Item
+from kakeya.http_server.responses.items import Item, new_id
 from kakeya.http_server.text_sessions import TextSession
 from kakeya.text.prompting import Message
 
@@ -23,18 +24,18 @@ _LOGPROB_BYTES = 500
 
 @dataclass(eq=False)
 class Tree:
-    """All that grew from one beginning. Nobody having used any of it for long, it is forgotten as a whole."""
+    """All that grew from one beginning. If nobody uses any of it for long, it is forgotten as a whole."""
 
-    last_used: float
+    last_used: float = 0.0
 
 
 @dataclass(eq=False)
 class Record:
     """One response: what was said, and the session in which it can be continued.
 
-    `session` is None when its session was given up; the messages are enough to build it anew. `claims` counts
-    the conversations that stand here. Who changes `session` across a wait holds `lock`; `is_gone` tells
-    whoever does that it was forgotten meanwhile. `item_count` is of all items up to here.
+    `session` is None when its session was given up; it can be rebuilt from the messages. `claims` counts the
+    conversations that stand here. `lock` is held while `session` changes across a wait; if the record is
+    forgotten in the meantime, `is_gone` says so. `item_count` is of all items up to here.
     """
 
     id: str
@@ -48,13 +49,21 @@ class Record:
     input_items: list[Item]
     body: dict[str, Any]
     session: TextSession | None
-    item_count: int
     children: int = 0
     newest_child: str = ""
     claims: int = 0
     last_used: float = 0.0
     is_gone: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        before = 0 if self.parent is None else self.parent.item_count
+        self.item_count: int = before + len(self.input_items) + len(self.body["output"])
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody is continuing it at this moment."""
+        return self.lock.locked()
 
     @property
     def is_head(self) -> bool:
@@ -72,25 +81,21 @@ class Record:
         """A first response that nobody has continued, and perhaps nobody will: few clients say so."""
         return self.session is not None and self.claims == 0 and self.children == 0 and self.parent is None
 
-    @property
-    def is_cache(self) -> bool:
-        """Its session may be closed when another is needed."""
-        return self.is_left_behind or self.is_lone
-
     @cached_property
     def size(self) -> int:
         """About how many bytes it takes."""
-        said = (
-            len(message.content) + sum(len(call.arguments) for call in message.tool_calls)
-            for message in self.messages
-        )
-        return sum(said) + _LOGPROB_BYTES * sum(_logprobs(item) for item in self.body["output"])
+        calls = (call.arguments for message in self.messages for call in message.tool_calls)
+        said = sum(map(len, (*(message.content for message in self.messages), *calls)))
+        logprobs = (token for part in self._parts() for token in part["logprobs"])
+        return said + _LOGPROB_BYTES * sum(1 + len(token["top_logprobs"]) for token in logprobs)
 
     def forget_details(self) -> None:
         """Nobody can ask for it any more; only what was said is still needed."""
-        for item in self.body["output"]:
-            for part in item.get("content", ()):
-                part["logprobs"] = []
+        for part in self._parts():
+            part["logprobs"] = []
+
+    def _parts(self) -> Iterator[dict[str, Any]]:
+        return (part for item in self.body["output"] for part in item.get("content", ()))
 
     def chain(self) -> list["Record"]:
         """From the first response to this one."""
@@ -110,30 +115,41 @@ class Record:
         return [item for record in self.chain() for item in (*record.input_items, *record.body["output"])]
 
 
-def _logprobs(item: Item) -> int:
-    parts = item.get("content", ())
-    return sum(1 + len(token["top_logprobs"]) for part in parts for token in part["logprobs"])
-
-
 @dataclass(eq=False)
 class Conversation:
     """A named place that moves on with every response. `items` and `messages` are what it began with."""
 
-    id: str
     owner: str
-    tree: Tree
-    created_at: int
     metadata: dict[str, str]
-    items: list[Item] = field(default_factory=list)
-    messages: tuple[Message, ...] = ()
+    items: list[Item]
+    messages: tuple[Message, ...]
+    tree: Tree = field(default_factory=Tree)
+    id: str = field(default_factory=partial(new_id, "conv"))
+    created_at: int = field(default_factory=lambda: int(time.time()))
     head: Record | None = None
     is_busy: bool = False
+    last_used: float = 0.0
     _title: str = ""
+
+    @property
+    def session(self) -> TextSession | None:
+        """The session in which it can be continued, if there is one."""
+        return None if self.head is None else self.head.session
 
     def check_rests(self) -> None:
         """Raises SessionBusy while it is being answered."""
         if self.is_busy:
             raise SessionBusy(f"conversation {self.id!r} is being answered; wait until it has been")
+
+    @contextmanager
+    def claim(self) -> Iterator[None]:
+        """Keeps others from answering it. Raises SessionBusy while somebody does."""
+        self.check_rests()
+        self.is_busy = True
+        try:
+            yield
+        finally:
+            self.is_busy = False
 
     def move_to(self, record: Record | None) -> None:
         """Stand at `record` from now on."""
@@ -160,9 +176,12 @@ class Conversation:
         return self._title
 
 
+Kept = TypeVar("Kept", Record, Conversation)
+
+
 @dataclass
 class _Shelf:
-    """One owner's, least recently used first."""
+    """What is kept for one owner, least recently used first."""
 
     records: OrderedDict[str, Record] = field(default_factory=OrderedDict)
     conversations: OrderedDict[str, Conversation] = field(default_factory=OrderedDict)
@@ -191,71 +210,59 @@ class ResponseStore:
         self._forgotten = forgotten
         self._clock = clock
         self._swept_at = clock()
-        self._shelves: dict[str, _Shelf] = {}
-
-    def new_tree(self) -> Tree:
-        return Tree(self._clock())
+        self._shelves: defaultdict[str, _Shelf] = defaultdict(_Shelf)
 
     def record(self, owner: str, response_id: str) -> Record | None:
         """The owner's response; None when it is unknown, forgotten or somebody else's."""
-        self._sweep()
-        found = self._shelf(owner).records.get(response_id)
-        return None if found is None or self._is_expired(found) else found
+        return self._fresh(self._shelves[owner].records.get(response_id))
 
     def conversation(self, owner: str, conversation_id: str) -> Conversation | None:
         """The owner's conversation; None when it is unknown, forgotten or somebody else's."""
-        self._sweep()
-        found = self._shelf(owner).conversations.get(conversation_id)
-        return None if found is None or self._is_expired(found) else found
+        return self._fresh(self._shelves[owner].conversations.get(conversation_id))
 
     def conversations(self, owner: str) -> list[Conversation]:
         """The owner's, newest first."""
-        self._sweep()
-        kept = reversed(self._shelf(owner).conversations.values())
-        return [conversation for conversation in kept if not self._is_expired(conversation)]
+        kept = tuple(self._shelves[owner].conversations.values())
+        return [conversation for conversation in reversed(kept) if self._fresh(conversation)]
 
     def live(self, owner: str | None = None) -> list[Record]:
         """An owner's, or everybody's, that have a session, least recently used first."""
-        shelves = self._shelves.values() if owner is None else (self._shelf(owner),)
-        live = [
-            record for shelf in shelves for record in shelf.records.values() if record.session is not None
-        ]
-        return sorted(live, key=lambda record: record.last_used)
+        shelves = self._shelves.values() if owner is None else (self._shelves[owner],)
+        records = (record for shelf in shelves for record in shelf.records.values() if record.session)
+        return sorted(records, key=lambda record: record.last_used)
 
     def add(self, record: Record) -> None:
         """Remember a response; its parent is continued by it. The oldest give way to it."""
         if record.parent is not None:
             record.parent.children += 1
             record.parent.newest_child = record.id
-        records = self._shelf(record.owner).records
+        records = self._shelves[record.owner].records
         records[record.id] = record
         self.use(record)
         for old in self._surplus_records(records):
             self._forget(old)
 
     def add_conversation(self, conversation: Conversation) -> None:
-        """Remember a conversation. The oldest give way to it."""
-        conversations = self._shelf(conversation.owner).conversations
+        """Remember a conversation. The oldest give way to it, except those that have a session."""
+        conversations = self._shelves[conversation.owner].conversations
         conversations[conversation.id] = conversation
-        older = [old for old in tuple(conversations.values())[:-1] if _can_go(old)]
+        self.use(conversation)
+        older = [old for old in tuple(conversations.values())[:-1] if not (old.is_busy or old.session)]
         for old in older[: max(0, len(conversations) - self._limit)]:
             self._forget_conversation(old)
 
     def use(self, used: Record | Conversation) -> None:
-        """It was made or gone on with just now."""
-        now, shelf = self._clock(), self._shelf(used.owner)
-        used.tree.last_used = now
-        kept: OrderedDict[str, Any] = shelf.conversations
-        if isinstance(used, Record):
-            used.last_used, kept = now, shelf.records
+        """It was made or continued just now."""
+        shelf = self._shelves[used.owner]
+        kept: OrderedDict[str, Any] = shelf.records if isinstance(used, Record) else shelf.conversations
+        used.last_used = used.tree.last_used = self._clock()
         if used.id in kept:
             kept.move_to_end(used.id)
 
-    def move(self, conversation: Conversation, record: Record) -> None:
-        """The conversation stands at `record` from now on, and was gone on with just now."""
+    def move(self, conversation: Conversation, record: Record | None) -> None:
+        """The conversation stands at `record` from now on."""
         left = conversation.head
         conversation.move_to(record)
-        self.use(conversation)
         if left is not None:
             self._let_go(left)
 
@@ -269,7 +276,7 @@ class ResponseStore:
     def remove_conversation(self, conversation: Conversation) -> None:
         """Forget a conversation and the responses made in it, unless another conversation stands there."""
         self._forget_conversation(conversation)
-        for record in tuple(self._shelf(conversation.owner).records.values()):
+        for record in tuple(self._shelves[conversation.owner].records.values()):
             if record.conversation_id == conversation.id and record.claims == 0:
                 self._forget(record)
 
@@ -279,28 +286,25 @@ class ResponseStore:
         for record in tuple(records.values())[:-1]:
             if number <= self._limit and size <= self._most_bytes:
                 return
-            if not self._is_live_head(record):
+            # By now the session of a head may have expired.
+            expired = self._clock() - record.last_used >= self._ttl
+            if expired or not record.is_head or record.session is None:
                 number, size = number - 1, size - record.size
                 yield record
 
-    def _is_live_head(self, record: Record) -> bool:
-        """Whether it can be gone on with at once, and must be. By now its session may have expired."""
-        is_fresh = self._clock() - record.last_used < self._ttl
-        return record.is_head and record.session is not None and is_fresh
-
-    def _shelf(self, owner: str) -> _Shelf:
-        return self._shelves.setdefault(owner, _Shelf())
+    def _fresh(self, found: Kept | None) -> Kept | None:
+        """The same, unless it has expired. Sweeps, so seldom that it costs nothing."""
+        now = self._clock()
+        if now - self._swept_at >= self._ttl / 16:
+            self._swept_at = now
+            self._sweep()
+        return None if found is None or self._is_expired(found) else found
 
     def _is_expired(self, each: Record | Conversation) -> bool:
-        is_used = each.lock.locked() if isinstance(each, Record) else each.is_busy
-        return not is_used and self._clock() - each.tree.last_used >= self._ttl
+        return not each.is_busy and self._clock() - each.tree.last_used >= self._ttl
 
     def _sweep(self) -> None:
-        """Forget the trees that nobody used for too long; looks seldom enough to cost nothing."""
-        now = self._clock()
-        if now - self._swept_at < self._ttl / 16:
-            return
-        self._swept_at = now
+        """Forget the trees that nobody used for too long."""
         for shelf in self._shelves.values():
             for conversation in tuple(shelf.conversations.values()):
                 if self._is_expired(conversation):
@@ -310,22 +314,14 @@ class ResponseStore:
                     self._forget(record)
 
     def _forget(self, record: Record) -> None:
-        self._shelf(record.owner).records.pop(record.id, None)
+        self._shelves[record.owner].records.pop(record.id, None)
         record.forget_details()
         self._let_go(record)
 
     def _forget_conversation(self, conversation: Conversation) -> None:
-        self._shelf(conversation.owner).conversations.pop(conversation.id, None)
-        head = conversation.head
-        conversation.move_to(None)
-        if head is not None:
-            self._let_go(head)
+        self._shelves[conversation.owner].conversations.pop(conversation.id, None)
+        self.move(conversation, None)
 
     def _let_go(self, record: Record) -> None:
-        if record.claims == 0 and record.id not in self._shelf(record.owner).records:
+        if record.claims == 0 and record.id not in self._shelves[record.owner].records:
             self._forgotten(record)
-
-
-def _can_go(conversation: Conversation) -> bool:
-    head = conversation.head
-    return not conversation.is_busy and (head is None or head.session is None)

@@ -1,43 +1,43 @@
-"""Kernels of the device backend: attention over slabs, what lies between products, the choice of tokens.
+"""Kernels of the CUDA backend: attention over slabs, the operations between matmuls, small matmuls, sampling.
 
-`load_gpu_kernels` gives Triton's where there is a CUDA device and Triton, plain torch otherwise. Both
-implement `GpuKernels` and agree to rounding; the torch ones run on any device.
+`load_gpu_kernels` returns Triton kernels where there is a CUDA device and Triton, and plain torch otherwise.
+Both implement `GpuKernels` and agree up to rounding. The torch kernels run on any device.
 """
 
-from kakeya.kernels.gpu.choice_scratch import ChoiceScratch
 from kakeya.kernels.gpu.interface import (
-    MAX_PARTS,
-    MAX_SPLITS,
+    MAX_K_SPLITS,
+    MAX_KV_SPLITS,
     SEGMENT_FIELDS,
     TILE_ROWS,
     Activation,
     AttentionLayer,
     AttentionShape,
-    ChoiceTable,
     GpuKernels,
-    PromptTable,
+    PrefillTable,
     RowTable,
+    SamplingTable,
     Scratch,
-    splits_for,
+    kv_splits,
 )
-from kakeya.kernels.gpu.launches import MAX_PRODUCT_ROWS
+from kakeya.kernels.gpu.launches import MAX_MATMUL_ROWS
 from kakeya.kernels.gpu.loading import load_gpu_kernels
+from kakeya.kernels.gpu.sampling_scratch import SamplingScratch
 
 __all__ = [
-    "MAX_PARTS",
-    "MAX_PRODUCT_ROWS",
-    "MAX_SPLITS",
+    "MAX_KV_SPLITS",
+    "MAX_K_SPLITS",
+    "MAX_MATMUL_ROWS",
     "SEGMENT_FIELDS",
     "TILE_ROWS",
     "Activation",
     "AttentionLayer",
     "AttentionShape",
-    "ChoiceScratch",
-    "ChoiceTable",
     "GpuKernels",
-    "PromptTable",
+    "PrefillTable",
     "RowTable",
+    "SamplingScratch",
+    "SamplingTable",
     "Scratch",
+    "kv_splits",
     "load_gpu_kernels",
-    "splits_for",
 ]

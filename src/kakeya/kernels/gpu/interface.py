@@ -1,11 +1,11 @@
-"""What a device backend asks of its kernels, and the tables that tell them about a step's rows.
+"""What the CUDA backend asks of its kernels, and the tables that describe the rows of a step.
 
-Shapes: n the width of a hidden state, D of a head, I of an MLP. "Element" is the dtype of weights,
-activations and pool alike: bfloat16 or float32. Sums are float32 or better.
+Shapes: n is the width of a hidden state, D of a head, I of an MLP. "Element" is the dtype of weights,
+activations and pool: bfloat16 or float32. Sums are float32 or better.
 
-Every operation writes into tensors it is given, keeps nothing, never waits for the device, and can be
-captured in a graph. A row's bits depend on that row's inputs alone (and on `splits`), never on the rest of
-the batch; `product` alone does not promise it.
+Every operation writes into tensors that it is given, keeps nothing, never waits for the device, and can be
+captured in a CUDA graph. A row's bits depend on that row's inputs and on `splits`, never on the rest of the
+batch. Only `matmul` does not promise this.
 """
 
 from dataclasses import dataclass
@@ -14,19 +14,20 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from kakeya.kernels.gpu.choice_scratch import ChoiceScratch
+from kakeya.kernels.gpu.sampling_scratch import SamplingScratch
 
 Activation = Literal["silu", "gelu_tanh"]
 
 TILE_ROWS = 64
-"""Rows of one prompt tile: `PromptTable.tiles` begins a tile at every multiple of this within its segment."""
+"""Rows of a prefill tile: `PrefillTable.tiles` begins a tile at every multiple of it within a segment."""
 SEGMENT_FIELDS = 5
 """slab, start position, first row, row count, sink."""
-MAX_SPLITS = 16
+MAX_KV_SPLITS = 16
+"""Of decode attention."""
 _FILLING = 512
 """Programs of attention that fill a device."""
-MAX_PARTS = 4
-"""Of a product whose sum is left to whoever reads it."""
+MAX_K_SPLITS = 4
+"""Of a split-K matmul, whose partial sums `add_norm` adds up."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class AttentionShape:
     kv_heads: int
     head_dim: int
     capacity: int  # sink + window
-    slots: int  # with the spare ones
+    slots: int  # capacity + spare
     scale: float
     softcap: float  # 0.0: none
     norm_eps: float
@@ -50,7 +51,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """One layer's attention: where its keys and values lie, and how it looks at them."""
+    """One layer's attention: where its keys and values lie, its norms and its window."""
 
     pool: Tensor  # element [slabs, layers, 2, kv_heads, slots, D]
     index: int
@@ -62,9 +63,9 @@ class AttentionLayer:
 
 @dataclass(frozen=True)
 class RowTable:
-    """Where each row belongs: int32 [rows] each, in storage that is refilled for every step.
+    """The slab, position and sink of each row: int32 [rows] each, in storage that is refilled for every step.
 
-    A slab of -1 marks padding: no slab is touched for the row, and its results may be anything.
+    A slab of -1 marks padding: the row touches no slab, and its results may be anything.
     """
 
     slabs: Tensor
@@ -73,11 +74,11 @@ class RowTable:
 
 
 @dataclass(frozen=True)
-class PromptTable:
-    """How prompt rows form segments: int32, and -1 marks padding.
+class PrefillTable:
+    """How prefill rows form segments: int32, and -1 marks padding.
 
-    The rows of a segment are neighbours in the tensors handed over with the table, and first rows count from
-    the beginning of those tensors.
+    The rows of a segment are neighbours in the tensors that come with the table. First rows count from the
+    beginning of those tensors.
     """
 
     segments: Tensor  # [segments, 5]: slab, start position, first row, row count, sink
@@ -86,46 +87,52 @@ class PromptTable:
 
 
 @dataclass(frozen=True)
-class ChoiceTable:
-    """How each row of logits is sampled: one value a row."""
+class SamplingTable:
+    """How each row of logits is sampled: one value per row."""
 
-    temperature: Tensor  # float32; 0 takes the best
+    temperature: Tensor  # float32; 0 is greedy
     top_k: Tensor  # int32; 0: all
     top_p: Tensor  # float32
     min_p: Tensor  # float32
     seed: Tensor  # int64: the bits of the unsigned seed
-    positions: Tensor  # int32: of the token to choose
+    positions: Tensor  # int32: of the token to sample
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """What attention leaves between its launches. Calls on one stream may share it."""
+    """What the kernels of attention leave for each other. Calls on one stream may share it."""
 
-    parts: Tensor  # float32 [parts, heads, D]: what each split has mixed
-    stats: Tensor  # float32 [parts, heads, 2]: its top score and its total
-    arrived: Tensor  # int32 [parts, kv_heads]: splits that are done; all zero between calls
-    queries: Tensor  # element [prompt rows, heads, D]: rotated for the window
+    partial_outputs: Tensor  # float32 [partials, heads, D]: of each KV split
+    stats: Tensor  # float32 [partials, heads, 2]: the maximum and the sum of its softmax
+    arrived: Tensor  # int32 [partials, kv_heads]: splits that are done; zero between calls
+    queries: Tensor  # element [prefill rows, heads, D]: rotated for the window
     sink_queries: Tensor  # the same, rotated for the sinks
-    keys: Tensor  # element [prompt rows, kv_heads, D]
+    keys: Tensor  # element [prefill rows, kv_heads, D]
 
 
 class GpuKernels(Protocol):
-    """The operations of a step between its matrix products, and the product of a single row.
+    """The operations of a step beside cuBLAS: attention, what lies between matmuls, small matmuls, sampling.
 
-    Rows are contiguous and there is at least one.
+    Rows are contiguous, and there is at least one.
     """
 
     name: str
 
     def supports_head_dim(self, head_dim: int) -> bool:
-        """Whether attention takes heads of this size."""
+        """Whether attention supports heads of this size."""
         ...
 
     def scratch(
-        self, shape: AttentionShape, dtype: torch.dtype, device: torch.device, *, prompt_rows: int, parts: int
+        self,
+        shape: AttentionShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        prefill_rows: int,
+        partials: int,
     ) -> Scratch:
-        """Room for prompt_attention over `prompt_rows`, and for decode_attention wherever
-        rows * splits <= parts (a single split needs none)."""
+        """Scratch for prefill_attention over `prefill_rows`, and for decode_attention wherever
+        rows * splits <= partials (a single split needs none)."""
         ...
 
     def embed(
@@ -133,17 +140,17 @@ class GpuKernels(Protocol):
     ) -> None:
         """hidden[r] = scale * table[token], float32 [rows, n]; zeros for padding.
 
-        `table` is bfloat16 or float32 [vocab, n]. A negative id of `token_ids` (int32 [rows]) stands for the
-        token that the slab's last step chose: `newest` int32 [slabs].
+        `table` is bfloat16 or float32 [vocab, n]. A negative id in `token_ids` (int32 [rows]) stands for the
+        token that the slab's last step sampled: `newest` int32 [slabs].
         """
         ...
 
     def rotations(
         self, rows: RowTable, capacity: int, inverse_frequencies: Tensor, factor: float, out: Tensor
     ) -> None:
-        """factor * (cos, sin at the row's position; cos, sin at the position sinks see it at), float32
-        [4, rows, D / 2]. Angles are float64 like `inverse_frequencies` [D / 2]; where that is 0, nothing
-        turns and the factor is 1. Padding: anything finite."""
+        """RoPE tables: factor * (cos, sin at the row's position; cos, sin at its position as the sinks see
+        it), float32 [4, rows, D / 2]. Angles are float64 like `inverse_frequencies` [D / 2]; where that is 0,
+        nothing rotates and the factor is 1. Padding gets anything finite."""
         ...
 
     def add_norm(
@@ -158,8 +165,8 @@ class GpuKernels(Protocol):
         """hidden += addend (first normed with post_weight, if given), then out = rms_norm(hidden) * weight,
         or hidden itself if there is no weight.
 
-        hidden float32 [rows, n] changes in place; addend element or float32, and may be the parts of a
-        product: [parts, rows, n]; out element or float32; weights float32 [n].
+        hidden float32 [rows, n] changes in place. addend: element or float32 [rows, n], or the partial sums
+        of a split-K matmul [splits, rows, n]. out: element or float32. weights: float32 [n].
         """
         ...
 
@@ -171,7 +178,7 @@ class GpuKernels(Protocol):
         """activation(gate) * up for gate_up [rows, 2 I], gate first; out [rows, I]. Computed in float32."""
         ...
 
-    def one_row_product(
+    def gemv(
         self,
         x: Tensor,
         weight: Tensor,
@@ -182,26 +189,26 @@ class GpuKernels(Protocol):
         residual: Tensor | None = None,
         gate: Activation | None = None,
     ) -> None:
-        """out [1, N] = x [1, K] @ weight [N, K]^T.
+        """A matmul of a single row: out [1, N] = x [1, K] @ weight [N, K]^T.
 
-        norm (float32 [K]): x is float32 and normed first. residual (float32 [1, N], may be out itself):
-        added, and out is float32. gate: weight is [2 N, K] and out = gate(first half) * second half. Not
-        both.
+        norm (float32 [K]): x is float32 and normed first. residual (float32 [1, N], may be out itself) is
+        added, and out is float32. gate: weight is [2 N, K], and out = gate(first half) * second half.
+        Residual and gate exclude each other.
         """
         ...
 
-    def product_parts(self, rows: int, weight: Tensor, outputs: int, most: int = 1) -> int:
-        """In how many parts, `most` or fewer, `product` is quickest; 0 if a library's product is quicker.
+    def k_splits(self, rows: int, weight: Tensor, outputs: int, most: int = 1) -> int:
+        """With how many splits along K, `most` at most, `matmul` is fastest; 0 if cuBLAS is faster.
 
-        `outputs`: the rows of the weight, or half of them where they are gated.
+        `outputs`: the rows of the weight, or half of them if they are gated.
         """
         ...
 
-    def product(self, x: Tensor, weight: Tensor, out: Tensor, *, gate: Activation | None = None) -> None:
+    def matmul(self, x: Tensor, weight: Tensor, out: Tensor, *, gate: Activation | None = None) -> None:
         """out [rows, N] = x [rows, K] @ weight [N, K]^T; gate: as above.
 
-        out is element, or float32 [parts, rows, N], ungated: what the product is the sum of. As many parts as
-        product_parts has said.
+        out is element, or float32 [splits, rows, N] for the partial sums of an ungated split-K matmul, with
+        as many splits as k_splits returned.
         """
         ...
 
@@ -217,52 +224,53 @@ class GpuKernels(Protocol):
     ) -> None:
         """Store each row's key and value in its slot and attend: out element [rows, heads * D].
 
-        qkv: element [rows, (heads + 2 kv_heads) * D], neither normed nor rotated. rotations: as made above; a
-        view of some of its rows will do. splits: a power of two up to MAX_SPLITS. Rows of one session may
-        come together once store_rows has stored them: no row sees a later one.
+        qkv: element [rows, (heads + 2 kv_heads) * D], neither normed nor rotated. rotations: the RoPE tables,
+        or a view of some of their rows. splits: over the slots, a power of two up to MAX_KV_SPLITS. A call
+        may have several rows of one session if store_rows has stored them: no row sees a later one.
         """
         ...
 
     def store_rows(self, qkv: Tensor, layer: AttentionLayer, rotations: Tensor, rows: RowTable) -> None:
-        """Only the storing half of decode_attention, with the same bits. Of a session at most as many rows as
-        displace nothing that the first of them sees: spare + 1, or up to the end of the first lap."""
+        """Store keys and values as decode_attention does, with the same bits, and do nothing else. A session
+        may have as many rows as overwrite nothing that the first of them sees: spare + 1, or up to the first
+        wrap."""
         ...
 
-    def prompt_attention(
+    def prefill_attention(
         self,
         qkv: Tensor,
         layer: AttentionLayer,
         rotations: Tensor,
-        prompt: PromptTable,
+        table: PrefillTable,
         scratch: Scratch,
         out: Tensor,
     ) -> None:
-        """The rows of multi-row segments: attend to slab and block, then store what later tokens will see.
+        """Prefill: the rows of longer segments attend to slab and block, then store what later tokens see.
 
         The tensors are those of decode_attention. A session has one segment at most.
         """
         ...
 
-    def choose(
+    def sample(
         self,
         logits: Tensor,
         rows: RowTable,
-        choice: ChoiceTable,
-        scratch: ChoiceScratch,
+        sampling: SamplingTable,
+        scratch: SamplingScratch,
         newest: Tensor,
-        chosen: Tensor,
+        sampled: Tensor,
     ) -> None:
-        """chosen int32 [rows] = the token of each row of logits (float32 [rows, vocab]), -1 where the best
-        logit is not finite. What engine.sampler says of rows without penalties, bias, mask and
-        log-probabilities.
+        """sampled int32 [rows] = a token for each row of logits (float32 [rows, vocab]), -1 where the
+        greatest logit is not finite. engine.sampler defines the result, for rows without penalties, bias,
+        mask and log-probabilities.
 
         Also newest[slab] = the token (0 for a broken row, so that it can be looked up); nothing for padding.
-        Of `rows`, only the slabs are read. `scratch` has room for as many rows of this vocabulary.
+        Only the slabs of `rows` are read. `scratch` must be made for this vocabulary and for as many rows.
         """
         ...
 
 
-def splits_for(rows: int, kv_heads: int) -> int:
-    """How many splits decode_attention is quickest with: enough programs to fill the device, no more."""
+def kv_splits(rows: int, kv_heads: int) -> int:
+    """With how many splits decode_attention is fastest: enough programs to fill the device, and no more."""
     share = max(1, _FILLING // max(rows * kv_heads, 1))
-    return min(MAX_SPLITS, 1 << (share.bit_length() - 1))
+    return min(MAX_KV_SPLITS, 1 << (share.bit_length() - 1))

@@ -9,7 +9,7 @@ from kakeya.kernels.gpu.interface import GpuKernels
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
 from kakeya.types import KernelChoice
 
-_HOPPER = (9, 0)  # the first that can start a launch before the one ahead of it is done
+_HOPPER = (9, 0)  # the first compute capability with programmatic dependent launch
 
 
 def load_gpu_kernels(device: torch.device, choice: KernelChoice) -> GpuKernels:
@@ -30,5 +30,5 @@ def load_gpu_kernels(device: torch.device, choice: KernelChoice) -> GpuKernels:
         raise ConfigError(
             f"the Triton kernels are not available ({error}); install triton, or choose kernels=torch"
         ) from error
-    kernels: GpuKernels = module.TritonKernels(chained=torch.cuda.get_device_capability(device) >= _HOPPER)
+    kernels: GpuKernels = module.TritonKernels(pdl=torch.cuda.get_device_capability(device) >= _HOPPER)
     return kernels

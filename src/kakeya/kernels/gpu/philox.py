@@ -1,7 +1,7 @@
 """The sampler's random numbers on a device: Philox4x64-10, bit for bit numpy's.
 
 numpy counts before it draws, so the number for a position is the first word at counter position + 1. Signed
-64-bit integers wrap like unsigned ones; only the high half of a product and the last shift need care.
+64-bit integers wrap like unsigned ones; only the high word of a multiplication and the last shift need care.
 """
 
 import torch
@@ -19,15 +19,15 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     a, b, c, d = positions.long() + 1, zero, zero, zero
     key_a, key_b = seeds, zero
     for _ in range(ROUNDS):
-        high_a, low_a = _product(a, MULTIPLIERS[0])
-        high_c, low_c = _product(c, MULTIPLIERS[1])
+        high_a, low_a = _mulhilo(a, MULTIPLIERS[0])
+        high_c, low_c = _mulhilo(c, MULTIPLIERS[1])
         a, b, c, d = high_c ^ b ^ key_a, low_c, high_a ^ d ^ key_b, low_a
         key_a, key_b = key_a + _signed(INCREMENTS[0]), key_b + _signed(INCREMENTS[1])
     return _logical_shift(a, 11).double() * 2.0**-53
 
 
-def _product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """The high and the low word of the 128-bit product, from products of halves."""
+def _mulhilo(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    """The high and the low word of the 128-bit product x * factor, from 32-bit halves."""
     x_high, x_low = _logical_shift(x, 32), x & _LOW
     high, low = factor >> 32, factor & _LOW
     low_low = x_low * low

@@ -1,4 +1,4 @@
-"""Bounded attention over slabs in plain torch, a few rows at a time, never waiting for the device."""
+"""Bounded attention over slabs in plain torch, a few rows at a time. It never waits for the device."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kakeya.kernels.gpu.interface import AttentionLayer, AttentionShape, PromptTable, RowTable
+from kakeya.kernels.gpu.interface import AttentionLayer, AttentionShape, PrefillTable, RowTable
 
-_ROWS_AT_ONCE = 16  # each gathers its whole slab
+_ROWS_AT_ONCE = 16  # each row gathers its whole slab
 
 
 def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -28,7 +28,7 @@ class Block:
 
 
 def prepare(qkv: Tensor, layer: AttentionLayer, rotations: Tensor) -> Block:
-    """Norm each head, rotate keys once and queries twice."""
+    """Norm each head, rotate keys once and queries twice: for the window and for the sinks."""
     shape = layer.shape
     heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
     q, k, v = heads.split_with_sizes([shape.heads, shape.kv_heads, shape.kv_heads], 1)
@@ -44,7 +44,7 @@ def prepare(qkv: Tensor, layer: AttentionLayer, rotations: Tensor) -> Block:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + D / 2) of x [rows, heads, D] by each row's angles [rows, D / 2]."""
+    """Rotate the pairs (i, i + D / 2) of x [rows, heads, D] by each row's angles [rows, D / 2]."""
     first, second = x.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -53,8 +53,8 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def put_real(target: Tensor, places: tuple[Tensor, ...], values: Tensor, real: Tensor) -> None:
     """target[places] = values for the rows that are real; nothing changes for the others.
 
-    The others repeat what the first real row does, so that every place is written with one value only; where
-    no row is real, one place is written with what it holds.
+    The others repeat the first real row, so every place is written with one value only. If no row is real,
+    one place is written with what it already holds.
     """
     rows = torch.arange(len(real), device=real.device)
     first = real.int().argmax()
@@ -71,21 +71,21 @@ def _slabs(layer: AttentionLayer) -> Tensor:
 
 
 def store(block: Block, layer: AttentionLayer, rows: RowTable) -> None:
-    """Keep each real row's key and value in its slot."""
+    """Store each real row's key and value in its slot."""
     slots, t, sink = layer.shape.slots, rows.positions, rows.sinks
     slot = torch.where(t < sink, t, sink + torch.remainder(t - sink, (slots - sink).clamp(min=1)))
-    slot = slot.clamp(max=slots - 1)  # whatever padding says
+    slot = slot.clamp(max=slots - 1)  # padding may hold anything
     by_slot = _slabs(layer).permute(0, 3, 1, 2, 4)
     put_real(by_slot, (rows.slabs, slot), torch.stack([block.keys, block.values], 1), rows.slabs >= 0)
 
 
 @dataclass(frozen=True)
 class _Reach:
-    """Which distances a layer sees."""
+    """The distances at which a row sees other tokens in this layer."""
 
     window: Tensor  # [rows]
     sinks: int
-    seen_at: Tensor  # [rows]: where the sinks see the row
+    seen_at: Tensor  # [rows]: the row's position as the sinks see it
 
     @classmethod
     def of(cls, rows: RowTable, layer: AttentionLayer) -> "_Reach":
@@ -101,7 +101,7 @@ class _Reach:
 
 
 def _held_positions(newest: Tensor, sinks: Tensor, slots: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What each slot holds if the last token is `newest` [rows]: position, is it a sink, is it anything."""
+    """What each slot holds when the last token is `newest` [rows]: position, is it a sink, is it filled."""
     slot = torch.arange(slots, device=newest.device, dtype=newest.dtype)[None, :]
     newest, sinks = newest[:, None], sinks[:, None]
     is_sink = slot < sinks
@@ -111,11 +111,11 @@ def _held_positions(newest: Tensor, sinks: Tensor, slots: int) -> tuple[Tensor, 
 
 
 def _scores(
-    block: Block, part: slice, keys: Tensor, by: str, is_sink: Tensor, shape: AttentionShape
+    block: Block, chunk: slice, keys: Tensor, by: str, is_sink: Tensor, shape: AttentionShape
 ) -> Tensor:
-    """[rows, kv_heads, group, columns] float64; sinks are scored with their own rotation."""
-    windowed = torch.einsum(by, block.queries[part].double(), keys)
-    sunk = torch.einsum(by, block.sink_queries[part].double(), keys)
+    """[rows, kv_heads, group, columns] float64; sinks are scored with the queries rotated for them."""
+    windowed = torch.einsum(by, block.queries[chunk].double(), keys)
+    sunk = torch.einsum(by, block.sink_queries[chunk].double(), keys)
     scores = torch.where(is_sink[:, None, None, :], sunk, windowed)
     return shape.softcap * torch.tanh(scores / shape.softcap) if shape.softcap else scores
 
@@ -124,7 +124,7 @@ def _softmax(scores: Tensor, seen: Tensor) -> Tensor:
     return scores.masked_fill(~seen[:, None, None, :], float("-inf")).softmax(-1)
 
 
-def _parts(rows: int) -> Iterator[slice]:
+def _chunks(rows: int) -> Iterator[slice]:
     return (slice(first, first + _ROWS_AT_ONCE) for first in range(0, rows, _ROWS_AT_ONCE))
 
 
@@ -136,65 +136,66 @@ def _gather(layer: AttentionLayer, rows: RowTable) -> tuple[Tensor, Tensor]:
 def attend_stored(block: Block, layer: AttentionLayer, table: RowTable, out: Tensor) -> None:
     """Attend to slabs that hold the rows already."""
     shape = layer.shape
-    for part in _parts(len(out)):
-        rows = RowTable(table.slabs[part], table.positions[part], table.sinks[part])
+    for chunk in _chunks(len(out)):
+        rows = RowTable(table.slabs[chunk], table.positions[chunk], table.sinks[chunk])
         keys, values = _gather(layer, rows)
         position, is_sink, held = _held_positions(rows.positions, rows.sinks, shape.slots)
         seen = held & _Reach.of(rows, layer).sees(position, is_sink, rows.positions[:, None])
-        weights = _softmax(_scores(block, part, keys, "rghd,rgcd->rghc", is_sink, shape), seen)
-        out[part].copy_((weights @ _only(values, seen)).flatten(1))
+        weights = _softmax(_scores(block, chunk, keys, "rghd,rgcd->rghc", is_sink, shape), seen)
+        out[chunk].copy_((weights @ _only(values, seen)).flatten(1))
 
 
 def _only(values: Tensor, seen: Tensor) -> Tensor:
-    """Zeros for the columns that are not seen: no weight is nothing, except times infinity."""
+    """Zeros for the columns that are not seen: a weight of zero times infinity would be NaN."""
     return values.masked_fill(~seen[:, None, :, None], 0.0)
 
 
 @dataclass(frozen=True)
-class PromptRows:
-    """A prompt table seen from its rows."""
+class PrefillRows:
+    """A prefill table, one entry per row."""
 
     table: RowTable
     starts: Tensor  # [rows]
     segments: Tensor  # [rows]
-    lasting: RowTable  # the rows that no later row of their segment displaces; the others are padding
+    lasting: RowTable  # rows whose slot no later row of their segment takes; the others are padding
 
     @classmethod
-    def of(cls, prompt: PromptTable, shape: AttentionShape) -> "PromptRows":
-        of_row = prompt.segments.index_select(0, prompt.row_segments.clamp(min=0))
+    def of(cls, prefill: PrefillTable, shape: AttentionShape) -> "PrefillRows":
+        of_row = prefill.segments.index_select(0, prefill.row_segments.clamp(min=0))
         slabs, starts, first_rows, counts, sinks = of_row.unbind(1)
         rows = torch.arange(len(of_row), device=of_row.device, dtype=of_row.dtype)
         positions = starts + rows - first_rows
-        slabs = slabs.masked_fill(prompt.row_segments < 0, -1)
+        slabs = slabs.masked_fill(prefill.row_segments < 0, -1)
         displaced = (positions >= sinks) & (positions + shape.slots - sinks < starts + counts)
         lasting = RowTable(slabs.masked_fill(displaced, -1), positions, sinks)
-        return cls(RowTable(slabs, positions, sinks), starts, prompt.row_segments, lasting)
+        return cls(RowTable(slabs, positions, sinks), starts, prefill.row_segments, lasting)
 
 
-def attend_block(block: Block, layer: AttentionLayer, prompt: PromptRows, out: Tensor) -> None:
-    """Attend to what slabs held before the rows came, and to the rows themselves."""
-    table, shape = prompt.table, layer.shape
+def attend_block(block: Block, layer: AttentionLayer, prefill: PrefillRows, out: Tensor) -> None:
+    """Attend to what the slabs held before these rows, and to the rows themselves."""
+    table, shape = prefill.table, layer.shape
     new_keys, new_values = block.keys.double(), block.values.double()
     broken = (~new_values.isfinite()).double()
-    for part in _parts(len(out)):
-        rows = RowTable(table.slabs[part], table.positions[part], table.sinks[part])
+    for chunk in _chunks(len(out)):
+        rows = RowTable(table.slabs[chunk], table.positions[chunk], table.sinks[chunk])
         t, reach = rows.positions[:, None], _Reach.of(rows, layer)
         keys, values = _gather(layer, rows)
-        position, is_sink, held = _held_positions(prompt.starts[part] - 1, rows.sinks, shape.slots)
+        position, is_sink, held = _held_positions(prefill.starts[chunk] - 1, rows.sinks, shape.slots)
         old_seen = held & reach.sees(position, is_sink, t)
-        old = _scores(block, part, keys, "rghd,rgcd->rghc", is_sink, shape)
+        old = _scores(block, chunk, keys, "rghd,rgcd->rghc", is_sink, shape)
         position = table.positions[None, :].expand(len(t), -1)
         is_sink = position < rows.sinks[:, None]
-        together = prompt.segments[part][:, None] == prompt.segments[None, :]
-        new = _scores(block, part, new_keys, "rghd,cgd->rghc", is_sink, shape)
+        together = prefill.segments[chunk][:, None] == prefill.segments[None, :]
+        new = _scores(block, chunk, new_keys, "rghd,cgd->rghc", is_sink, shape)
         seen = torch.cat([old_seen, together & reach.sees(position, is_sink, t)], 1)
         weights = _softmax(torch.cat([old, new], -1), seen)
         to_old, to_new = weights.split_with_sizes([shape.slots, len(new_keys)], -1)
         mixed = to_old @ _only(values, old_seen) + _mix("rghc,cgd->rghd", to_new, new_values, broken)
-        out[part].copy_(mixed.flatten(1))
+        out[chunk].copy_(mixed.flatten(1))
 
 
 def _mix(by: str, weights: Tensor, values: Tensor, broken: Tensor) -> Tensor:
-    """weights times values of all sessions' rows: what is no number harms only those who give it weight."""
+    """weights times the values of all sessions' rows. A value that is NaN or infinite harms only rows that
+    weigh it."""
     mixed = torch.einsum(by, weights, values.nan_to_num(0.0, 0.0, 0.0))
     return mixed.masked_fill(torch.einsum(by, weights, broken) > 0, float("nan"))

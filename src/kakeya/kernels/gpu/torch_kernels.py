@@ -1,24 +1,24 @@
-"""The device kernels in plain torch: for devices without Triton, for heads it does not take, and for tests.
+"""GPU kernels in plain torch: for devices without Triton, for head sizes it does not support, and for tests.
 
-Sums and transcendental functions are float64 and rounded once: in what order torch adds, and whether an
-element falls into a vector loop or its tail, then hardly ever shows in a result.
+Sums and transcendental functions are float64 and rounded once. So the order in which torch adds, and whether
+an element falls into a vector loop or its tail, hardly ever shows in a result.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kakeya.kernels.gpu import torch_attention, torch_choice
-from kakeya.kernels.gpu.choice_scratch import ChoiceScratch
+from kakeya.kernels.gpu import torch_attention, torch_sampling
 from kakeya.kernels.gpu.interface import (
     Activation,
     AttentionLayer,
     AttentionShape,
-    ChoiceTable,
-    PromptTable,
+    PrefillTable,
     RowTable,
+    SamplingTable,
     Scratch,
 )
+from kakeya.kernels.gpu.sampling_scratch import SamplingScratch
 
 
 class TorchKernels:
@@ -30,9 +30,15 @@ class TorchKernels:
         return head_dim % 2 == 0
 
     def scratch(
-        self, shape: AttentionShape, dtype: torch.dtype, device: torch.device, *, prompt_rows: int, parts: int
+        self,
+        shape: AttentionShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        prefill_rows: int,
+        partials: int,
     ) -> Scratch:
-        del shape, prompt_rows, parts
+        del shape, prefill_rows, partials
         none = torch.empty(0, dtype=dtype, device=device)
         return Scratch(none, none, none, none, none, none)
 
@@ -74,7 +80,7 @@ class TorchKernels:
         gate, up = gate_up.double().chunk(2, dim=-1)
         out.copy_(_activated(gate, activation) * up)
 
-    def one_row_product(
+    def gemv(
         self,
         x: Tensor,
         weight: Tensor,
@@ -86,24 +92,24 @@ class TorchKernels:
         gate: Activation | None = None,
     ) -> None:
         row = x.float() if norm is None else torch_attention.normed(x, norm, eps)
-        product = functional.linear(row, weight.float())
+        result = functional.linear(row, weight.float())
         if gate is not None:
-            self.gated(product, gate, out)
+            self.gated(result, gate, out)
         else:
-            out.copy_(product if residual is None else product + residual)
+            out.copy_(result if residual is None else result + residual)
 
-    def product_parts(self, rows: int, weight: Tensor, outputs: int, most: int = 1) -> int:
+    def k_splits(self, rows: int, weight: Tensor, outputs: int, most: int = 1) -> int:
         del rows, weight, outputs, most
         return 0
 
-    def product(self, x: Tensor, weight: Tensor, out: Tensor, *, gate: Activation | None = None) -> None:
+    def matmul(self, x: Tensor, weight: Tensor, out: Tensor, *, gate: Activation | None = None) -> None:
         if gate is not None:
             self.gated(functional.linear(x.float(), weight.float()), gate, out)
             return
-        parts = out.view(-1, len(x), out.shape[-1])
-        shares = zip(x.float().chunk(len(parts), -1), weight.float().chunk(len(parts), -1), strict=True)
-        for part, (x_share, weight_share) in zip(parts, shares, strict=True):
-            part.copy_(functional.linear(x_share, weight_share))
+        partials = out.view(-1, len(x), out.shape[-1])
+        splits = zip(x.float().chunk(len(partials), -1), weight.float().chunk(len(partials), -1), strict=True)
+        for partial, (x_split, weight_split) in zip(partials, splits, strict=True):
+            partial.copy_(functional.linear(x_split, weight_split))
 
     def decode_attention(
         self,
@@ -123,33 +129,33 @@ class TorchKernels:
     def store_rows(self, qkv: Tensor, layer: AttentionLayer, rotations: Tensor, rows: RowTable) -> None:
         torch_attention.store(torch_attention.prepare(qkv, layer, rotations), layer, rows)
 
-    def prompt_attention(
+    def prefill_attention(
         self,
         qkv: Tensor,
         layer: AttentionLayer,
         rotations: Tensor,
-        prompt: PromptTable,
+        table: PrefillTable,
         scratch: Scratch,
         out: Tensor,
     ) -> None:
         del scratch
         block = torch_attention.prepare(qkv, layer, rotations)
-        rows = torch_attention.PromptRows.of(prompt, layer.shape)
+        rows = torch_attention.PrefillRows.of(table, layer.shape)
         torch_attention.attend_block(block, layer, rows, out)
         torch_attention.store(block, layer, rows.lasting)
 
-    def choose(
+    def sample(
         self,
         logits: Tensor,
         rows: RowTable,
-        choice: ChoiceTable,
-        scratch: ChoiceScratch,
+        sampling: SamplingTable,
+        scratch: SamplingScratch,
         newest: Tensor,
-        chosen: Tensor,
+        sampled: Tensor,
     ) -> None:
         del scratch
-        tokens = torch_choice.choose(logits, choice).int()
-        chosen.copy_(tokens)
+        tokens = torch_sampling.sample(logits, sampling).int()
+        sampled.copy_(tokens)
         torch_attention.put_real(newest, (rows.slabs,), tokens.clamp(min=0), rows.slabs >= 0)
 
 

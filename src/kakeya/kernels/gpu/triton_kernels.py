@@ -1,58 +1,64 @@
-"""The device kernels in Triton: each method launches the programs of `device` on the current stream."""
+"""GPU kernels in Triton: each method launches kernels of `device` on the current stream."""
 
 import torch
 import triton
 from torch import Tensor
 
-from kakeya.kernels.gpu import launches, triton_choice
-from kakeya.kernels.gpu.choice_scratch import ChoiceScratch
-from kakeya.kernels.gpu.device import decode, product, prompt as prompting, rowwise
+from kakeya.kernels.gpu import launches, triton_sampling
+from kakeya.kernels.gpu.device import decode, matmul, prefill as prefilling, rowwise
 from kakeya.kernels.gpu.interface import (
-    MAX_SPLITS,
+    MAX_KV_SPLITS,
     TILE_ROWS,
     Activation,
     AttentionLayer,
     AttentionShape,
-    ChoiceTable,
-    PromptTable,
+    PrefillTable,
     RowTable,
+    SamplingTable,
     Scratch,
 )
+from kakeya.kernels.gpu.sampling_scratch import SamplingScratch
 
 _GATES = {"silu": rowwise.SILU, "gelu_tanh": rowwise.GELU_TANH}
-_COLUMNS = 1024  # of the row-wise programs
+_COLUMNS = 1024  # that a program of a row-wise kernel takes
 _MAX_HEAD_DIM = 256
-_UNCHAINED: dict[str, bool] = {"CHAINED": False}
+_WITHOUT_PDL: dict[str, bool] = {"PDL": False}
 
 
 class TritonKernels:
-    """GpuKernels in Triton. Programs are compiled when first met: run a step before capturing one.
+    """GpuKernels in Triton. A kernel is compiled at its first launch, so run a step before you capture one.
 
-    `chained`: the device can start a launch before the one ahead of it is done (device.chain).
+    `pdl`: the device supports programmatic dependent launch (device.pdl).
     """
 
     name = "triton"
 
-    def __init__(self, *, chained: bool = False) -> None:
-        self.chained = chained
-        self._launch: dict[str, bool] = {"CHAINED": chained}
-        if chained:
+    def __init__(self, *, pdl: bool = False) -> None:
+        self.pdl = pdl
+        self._launch: dict[str, bool] = {"PDL": pdl}
+        if pdl:
             self._launch["launch_pdl"] = True
 
     def supports_head_dim(self, head_dim: int) -> bool:
         return launches.power_of_two(head_dim) == head_dim and 16 <= head_dim <= _MAX_HEAD_DIM
 
     def scratch(
-        self, shape: AttentionShape, dtype: torch.dtype, device: torch.device, *, prompt_rows: int, parts: int
+        self,
+        shape: AttentionShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        prefill_rows: int,
+        partials: int,
     ) -> Scratch:
         heads, dim = shape.heads, shape.head_dim
         return Scratch(
-            parts=torch.empty(parts, heads, dim, device=device),
-            stats=torch.empty(parts, heads, 2, device=device),
-            arrived=torch.zeros(parts, shape.kv_heads, dtype=torch.int32, device=device),
-            queries=torch.empty(prompt_rows, heads, dim, dtype=dtype, device=device),
-            sink_queries=torch.empty(prompt_rows, heads, dim, dtype=dtype, device=device),
-            keys=torch.empty(prompt_rows, shape.kv_heads, dim, dtype=dtype, device=device),
+            partial_outputs=torch.empty(partials, heads, dim, device=device),
+            stats=torch.empty(partials, heads, 2, device=device),
+            arrived=torch.zeros(partials, shape.kv_heads, dtype=torch.int32, device=device),
+            queries=torch.empty(prefill_rows, heads, dim, dtype=dtype, device=device),
+            sink_queries=torch.empty(prefill_rows, heads, dim, dtype=dtype, device=device),
+            keys=torch.empty(prefill_rows, shape.kv_heads, dim, dtype=dtype, device=device),
         )
 
     def embed(
@@ -99,7 +105,7 @@ class TritonKernels:
             eps,
             N=n,
             BLOCK=launches.power_of_two(n),
-            PARTS=0 if addend is None else addend.numel() // hidden.numel(),
+            SPLITS=0 if addend is None else addend.numel() // hidden.numel(),
             POST=post_weight is not None,
             NORM=weight is not None,
             num_warps=16 if n > 1024 else 8,
@@ -124,7 +130,7 @@ class TritonKernels:
         grid = (rows, triton.cdiv(width, _COLUMNS))
         rowwise.gated[grid](gate_up, out, width, BLOCK=_COLUMNS, GATE=_GATES[activation], **self._launch)
 
-    def one_row_product(
+    def gemv(
         self,
         x: Tensor,
         weight: Tensor,
@@ -136,8 +142,8 @@ class TritonKernels:
         gate: Activation | None = None,
     ) -> None:
         outputs, (weight_rows, columns) = out.shape[1], weight.shape
-        launch = launches.product_launch(weight_rows, columns, gated=gate is not None)
-        rowwise.one_row_product[(triton.cdiv(outputs, launch.outputs),)](
+        launch = launches.gemv_launch(weight_rows, columns, gated=gate is not None)
+        rowwise.gemv[(triton.cdiv(outputs, launch.outputs),)](
             x,
             weight,
             x if norm is None else norm,
@@ -156,19 +162,19 @@ class TritonKernels:
             **self._launch,
         )
 
-    def product_parts(self, rows: int, weight: Tensor, outputs: int, most: int = 1) -> int:
+    def k_splits(self, rows: int, weight: Tensor, outputs: int, most: int = 1) -> int:
         if weight.dtype != torch.bfloat16:
             return 0
-        return launches.own_parts(rows, outputs, weight.shape[1], most)
+        return launches.own_k_splits(rows, outputs, weight.shape[1], most)
 
-    def product(self, x: Tensor, weight: Tensor, out: Tensor, *, gate: Activation | None = None) -> None:
+    def matmul(self, x: Tensor, weight: Tensor, out: Tensor, *, gate: Activation | None = None) -> None:
         (rows, columns), outputs = x.shape, out.shape[-1]
-        parts = out.numel() // (rows * outputs)
-        launch = launches.tile_launch(rows, outputs, columns, parts)
+        splits = out.numel() // (rows * outputs)
+        launch = launches.tile_launch(rows, outputs, columns, splits)
         assert launch is not None, f"too large: {rows} rows of {tuple(weight.shape)}"
-        assert launch.parts == parts, f"{parts} parts, not {launch.parts}"
-        tiles = triton.cdiv(rows, launches.TILE), triton.cdiv(outputs, launch.columns), parts
-        product.product[tiles](
+        assert launch.splits == splits, f"{splits} splits, not {launch.splits}"
+        tiles = triton.cdiv(rows, launches.TILE), triton.cdiv(outputs, launch.columns), splits
+        matmul.matmul[tiles](
             x,
             weight,
             out,
@@ -178,7 +184,7 @@ class TritonKernels:
             ROWS=launches.TILE,
             COLUMNS=launch.columns,
             DEPTH=launches.TILE,
-            SPLITS=parts,
+            SPLITS=splits,
             GATE=rowwise.UNGATED if gate is None else _GATES[gate],
             num_warps=4,
             num_stages=launches.tile_stages(launch.columns, gated=gate is not None),
@@ -196,12 +202,15 @@ class TritonKernels:
         out: Tensor,
     ) -> None:
         shape, count = layer.shape, len(qkv)
-        assert launches.power_of_two(splits) == splits <= MAX_SPLITS, f"{splits} splits"
-        assert splits == 1 or count * splits <= len(scratch.parts), f"{count} rows in {splits} splits"
+        assert launches.power_of_two(splits) == splits <= MAX_KV_SPLITS, f"{splits} splits"
+        assert splits == 1 or count * splits <= len(scratch.partial_outputs), (
+            f"{count} rows in {splits} splits"
+        )
         programs = count * shape.kv_heads * splits
         padded = launches.power_of_two(shape.group)
-        looks = max(2, launches.MATRIX_COLUMNS // padded)
-        launch = launches.decode_launch(shape.head_dim, layer.pool.itemsize, looks * padded, splits, programs)
+        variants = max(2, launches.MMA_COLUMNS // padded)
+        columns = variants * padded
+        launch = launches.decode_launch(shape.head_dim, layer.pool.itemsize, columns, splits, programs)
         decode.decode_attention[(count * shape.kv_heads, splits)](
             qkv,
             layer.pool,
@@ -212,7 +221,7 @@ class TritonKernels:
             rows.positions,
             rows.sinks,
             out,
-            scratch.parts,
+            scratch.partial_outputs,
             scratch.stats,
             scratch.arrived,
             *_place(layer),
@@ -228,7 +237,7 @@ class TritonKernels:
             KV_HEADS=shape.kv_heads,
             GROUP=shape.group,
             PADDED=padded,
-            LOOKS=looks,
+            VARIANTS=variants,
             D=shape.head_dim,
             BLOCK=launch.slots,
             SPLITS=splits,
@@ -237,7 +246,7 @@ class TritonKernels:
             num_warps=launch.warps,
             num_stages=launch.stages,
             maxnreg=launch.registers,
-            **self._attending(programs),
+            **self._attention_launch(programs),
         )
 
     def store_rows(self, qkv: Tensor, layer: AttentionLayer, rotations: Tensor, rows: RowTable) -> None:
@@ -263,21 +272,21 @@ class TritonKernels:
             **self._launch,
         )
 
-    def prompt_attention(
+    def prefill_attention(
         self,
         qkv: Tensor,
         layer: AttentionLayer,
         rotations: Tensor,
-        prompt: PromptTable,
+        table: PrefillTable,
         scratch: Scratch,
         out: Tensor,
     ) -> None:
         shape = layer.shape
-        assert len(qkv) <= len(scratch.queries), f"{len(qkv)} prompt rows, room for {len(scratch.queries)}"
-        launch = launches.prompt_launch(shape.head_dim, layer.pool.itemsize)
+        assert len(qkv) <= len(scratch.queries), f"{len(qkv)} prefill rows, room for {len(scratch.queries)}"
+        launch = launches.prefill_launch(shape.head_dim, layer.pool.itemsize)
         heads = {"HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "D": shape.head_dim}
-        heads |= self._attending(len(prompt.tiles) * shape.heads)
-        prompting.prepare_rows[(len(qkv), shape.heads + shape.kv_heads)](
+        heads |= self._attention_launch(len(table.tiles) * shape.heads)
+        prefilling.prepare_rows[(len(qkv), shape.heads + shape.kv_heads)](
             qkv,
             rotations,
             rotations if layer.query_norm is None else layer.query_norm,
@@ -293,15 +302,15 @@ class TritonKernels:
             QK_NORM=layer.query_norm is not None,
             num_warps=1,
         )
-        prompting.prompt_attention[(len(prompt.tiles), shape.heads)](
+        prefilling.prefill_attention[(len(table.tiles), shape.heads)](
             scratch.queries,
             scratch.sink_queries,
             scratch.keys,
             qkv,
             layer.pool,
             out,
-            prompt.tiles,
-            prompt.segments,
+            table.tiles,
+            table.segments,
             *_place(layer),
             qkv.stride(0),
             out.stride(0),
@@ -316,12 +325,12 @@ class TritonKernels:
             num_warps=launch.warps,
             num_stages=launch.stages,
         )
-        prompting.keep_rows[(len(qkv), shape.kv_heads)](
+        prefilling.keep_rows[(len(qkv), shape.kv_heads)](
             scratch.keys,
             qkv,
             layer.pool,
-            prompt.row_segments,
-            prompt.segments,
+            table.row_segments,
+            table.segments,
             *_place(layer),
             qkv.stride(0),
             shape.slots,
@@ -329,23 +338,23 @@ class TritonKernels:
             num_warps=1,
         )
 
-    def _attending(self, programs: int) -> dict[str, bool]:
-        """Whether so many programs of attention are chained."""
-        return self._launch if programs <= launches.FEW_PROGRAMS else _UNCHAINED
+    def _attention_launch(self, programs: int) -> dict[str, bool]:
+        """The launch options of attention: PDL only where programs are few."""
+        return self._launch if programs <= launches.FEW_PROGRAMS else _WITHOUT_PDL
 
-    def choose(
+    def sample(
         self,
         logits: Tensor,
         rows: RowTable,
-        choice: ChoiceTable,
-        scratch: ChoiceScratch,
+        sampling: SamplingTable,
+        scratch: SamplingScratch,
         newest: Tensor,
-        chosen: Tensor,
+        sampled: Tensor,
     ) -> None:
-        triton_choice.choose(logits, rows, choice, scratch, newest, chosen, self._launch)
+        triton_sampling.sample(logits, rows, sampling, scratch, newest, sampled, self._launch)
 
 
 def _place(layer: AttentionLayer) -> tuple[int, int, int, int]:
-    """Where it lies in its slab, and the strides of slabs, of keys to values, and of key heads."""
+    """The layer's offset in a slab, and the strides of slabs, from keys to values, and of key heads."""
     slab, layers, kinds, heads = layer.pool.stride()[:4]
     return layer.index * layers, slab, kinds, heads

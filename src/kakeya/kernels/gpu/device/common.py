@@ -1,12 +1,12 @@
-"""What the attention programs share: rotated heads, the soft cap, where tokens lie.
+"""What the attention kernels share: rotated heads, the soft cap, slots of tokens.
 
-Rotation pairs dimension i with i + D / 2, so a head comes with its other self: the same, its halves swapped.
+RoPE pairs dimension i with i + D / 2, so every head is loaded twice: as it is, and with its halves swapped.
 """
 
 import triton
 import triton.language as tl
 
-NOTHING = tl.constexpr(-1e30)  # a score that no softmax notices, and finite: the difference of two is no NaN
+MASKED = tl.constexpr(-1e30)  # a masked score. It is finite, so that the difference of two is no NaN
 
 
 @triton.jit
@@ -25,16 +25,16 @@ def capped(scores, softcap, CAPPED: tl.constexpr):
 
 @triton.jit
 def rotated(x, swapped, cos, sin, D: tl.constexpr):
-    """Heads [..., D]. Fused by hand: left to itself, the compiler may round differently elsewhere."""
+    """Heads [..., D]. The FMA is written out: otherwise the compiler may round differently elsewhere."""
     crossed = swapped * sin
     return tl.fma(x, cos, tl.where(tl.arange(0, D) < D // 2, -crossed, crossed))
 
 
 @triton.jit
 def head_at(at, norm_ptr, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
-    """One head and its other self, float32 [D], normed.
+    """One head, and the same with its halves swapped: float32 [D], normed.
 
-    The sum is float64, and so the same in whatever order it is taken.
+    The sum is float64, so its order does not matter.
     """
     dim = tl.arange(0, D)
     other = (dim + D // 2) % D

@@ -1,12 +1,12 @@
-"""The small operations between products, and the product of a single row."""
+"""The small operations between matmuls, and the GEMV of a single row."""
 
 import triton
 import triton.language as tl
 
-from kakeya.kernels.gpu.device.chain import follow
 from kakeya.kernels.gpu.device.common import tanh
+from kakeya.kernels.gpu.device.pdl import wait_for_predecessor
 
-# What stands before a product's second half.
+# The activation of a gated matmul's first half.
 UNGATED = tl.constexpr(0)
 SILU = tl.constexpr(1)
 GELU_TANH = tl.constexpr(2)
@@ -15,16 +15,16 @@ GELU_TANH = tl.constexpr(2)
 @triton.jit(do_not_specialize_on_alignment=["token_ptr", "slab_ptr"])
 def embed(
     table_ptr, token_ptr, newest_ptr, slab_ptr, hidden_ptr, scale, n,
-    BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row, block of columns)."""
-    follow(CHAINED)
+    wait_for_predecessor(PDL)
     row = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slab, token = tl.load(slab_ptr + row), tl.load(token_ptr + row)
     newest = tl.load(newest_ptr + tl.maximum(slab, 0))
     token = tl.where(token < 0, newest, token).to(tl.int64)
-    known = tl.where(slab < 0, 0, n)  # columns: none of padding
+    known = tl.where(slab < 0, 0, n)  # no columns for padding
     looked_up = tl.load(table_ptr + token * n + at, mask=at < known, other=0.0).to(tl.float32)
     tl.store(hidden_ptr + row * n + at, looked_up * scale, mask=at < n)
 
@@ -32,10 +32,10 @@ def embed(
 @triton.jit(do_not_specialize_on_alignment=["position_ptr"])
 def rotations(
     position_ptr, frequency_ptr, out_ptr, capacity, factor, plane_stride,
-    HALF: tl.constexpr, CHAINED: tl.constexpr,
+    HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row, at its own position or at the sinks')."""
-    follow(CHAINED)
+    wait_for_predecessor(PDL)
     row, for_sinks = tl.program_id(0), tl.program_id(1)
     half = tl.arange(0, HALF)
     position = tl.load(position_ptr + row)
@@ -51,20 +51,20 @@ def rotations(
 @triton.jit
 def add_norm(
     hidden_ptr, addend_ptr, post_weight_ptr, weight_ptr, out_ptr, eps,
-    N: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, POST: tl.constexpr, NORM: tl.constexpr,
-    CHAINED: tl.constexpr,
+    N: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, POST: tl.constexpr, NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (row); BLOCK holds the whole row. Of an addend in parts each is as large as `hidden`."""
-    follow(CHAINED)
+    """Program (row); BLOCK holds the whole row. SPLITS: how many partial sums the addend has."""
+    wait_for_predecessor(PDL)
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     inside = at < N
     hidden = tl.load(hidden_ptr + row * N + at, mask=inside, other=0.0)
-    if PARTS > 0:
+    if SPLITS > 0:
         addend = tl.zeros([BLOCK], tl.float32)
-        for part in tl.static_range(PARTS):
-            part_at = addend_ptr + (part * tl.num_programs(0) + row) * N + at
-            addend += tl.load(part_at, mask=inside, other=0.0).to(tl.float32)
+        for split in tl.static_range(SPLITS):
+            partial_at = addend_ptr + (split * tl.num_programs(0) + row) * N + at
+            addend += tl.load(partial_at, mask=inside, other=0.0).to(tl.float32)
         if POST:
             scale = tl.rsqrt(tl.sum(addend * addend, 0) / N + eps)
             addend = addend * scale * tl.load(post_weight_ptr + at, mask=inside, other=0.0)
@@ -77,9 +77,9 @@ def add_norm(
 
 
 @triton.jit
-def norm_rows(x_ptr, weight_ptr, eps, stride, N: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+def norm_rows(x_ptr, weight_ptr, eps, stride, N: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Program (row); BLOCK holds the whole row."""
-    follow(CHAINED)
+    wait_for_predecessor(PDL)
     at = tl.arange(0, BLOCK)
     inside = at < N
     place = x_ptr + tl.program_id(0).to(tl.int64) * stride + at
@@ -99,9 +99,9 @@ def activated(gate, GATE: tl.constexpr):
 
 
 @triton.jit
-def gated(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, GATE: tl.constexpr, CHAINED: tl.constexpr):
+def gated(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr):
     """Program (row, block of columns)."""
-    follow(CHAINED)
+    wait_for_predecessor(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
@@ -114,16 +114,16 @@ def gated(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, GATE: tl.constexpr, 
 
 
 @triton.jit
-def one_row_product(
+def gemv(
     x_ptr, weight_ptr, norm_ptr, residual_ptr, out_ptr, eps, outputs,
     K: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr,
-    NORM: tl.constexpr, RESIDUAL: tl.constexpr, GATE: tl.constexpr, CHAINED: tl.constexpr,
+    NORM: tl.constexpr, RESIDUAL: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of outputs), by plain multiply-adds: for one row, matrix units only get in the way.
+    """Program (block of outputs), with plain multiply-adds: tensor cores do not help a single row.
 
-    The norm's scale is a factor of the whole row, so it is found along the way and applied at the end.
+    The norm's scale is a factor of the whole row, so it is computed along the way and applied at the end.
     """
-    follow(CHAINED)
+    wait_for_predecessor(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     wanted = n < outputs
     first = tl.zeros([OUTPUTS, COLUMNS], tl.float32)

@@ -1,0 +1,35 @@
+"""How many rows of prompts go into a step beside streams, from what rows have cost so far."""
+
+_LEAST_ROWS = 8
+_WEIGHT = 0.2  # of the newest step: the last dozen count
+
+
+class Pace:
+    """Keeps the steps that streams wait for within `limit_seconds`; 0 is no limit.
+
+    Where the streams alone take as long, prompts add half of that: they must get on as well.
+    """
+
+    def __init__(self, limit_seconds: float) -> None:
+        self._limit = limit_seconds
+        self._streams_seconds = 0.0
+        self._row_seconds = 0.0
+
+    def learn(self, prompt_rows: int, seconds: float, *, has_streams: bool) -> None:
+        """A step has taken so long."""
+        if not prompt_rows:
+            self._streams_seconds = _blend(self._streams_seconds, seconds)
+            return
+        alone = self._streams_seconds if has_streams else 0.0
+        self._row_seconds = _blend(self._row_seconds, max(seconds - alone, 0.0) / prompt_rows)
+
+    def rows(self, most: int) -> int:
+        """Rows of prompts that may go beside streams, at most `most`."""
+        if not self._limit or not self._row_seconds:
+            return most
+        seconds = max(self._limit - self._streams_seconds, self._streams_seconds / 2)
+        return max(min(_LEAST_ROWS, most), min(most, int(seconds / self._row_seconds)))
+
+
+def _blend(before: float, newest: float) -> float:
+    return newest if not before else before + _WEIGHT * (newest - before)

@@ -1,0 +1,369 @@
+"""`bench quality` over a tiny model, from the flags to the page, with a stand-in for llama.cpp."""
+
+import importlib.util
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from kakeya.bench.benchmark import Run, Work
+from kakeya.bench.peers import llama
+from kakeya.bench.peers.llama import LlamaProcess
+from kakeya.bench.quality import benchmark, peer
+from kakeya.bench.quality.benchmark import Part, QualityBench, QualityResults
+from kakeya.bench.quality.choices import DEFAULT, Choice
+from kakeya.bench.quality.memory import Way
+from kakeya.bench.quality.recall import ANSWER_TOKENS, ASKED, LEAD, talk
+from kakeya.bench.quality.scoring import surprises
+from kakeya.bench.report import as_json, from_json, read_report
+from kakeya.bench.text import prose
+from kakeya.config import CacheConfig, EngineConfig
+from kakeya.errors import ConfigError
+from kakeya.runtime import Runtime
+from kakeya.text.tokenizer import Tokenizer
+from kakeya.types import DType, KernelChoice, Numerics, WeightFormat
+from support.programs import Run as Verb
+
+Measure = Callable[..., Any]
+TINY_ENGINE = EngineConfig(
+    numerics=Numerics.EXACT, dtype=DType.FLOAT32, weights=WeightFormat.FLOAT32, threads=1
+)
+
+
+@dataclass(frozen=True)
+class TinyBench(QualityBench):
+    """A small history that is soon a long one, and bits that can be compared."""
+
+    config: ClassVar[EngineConfig] = TINY_ENGINE  # type: ignore[misc]
+    far_tokens: ClassVar[int] = 400
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime sets torch's threads for the process; tests share it."""
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    yield tmp_path
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def bench(chat_model: Path) -> QualityBench:
+    return TinyBench(
+        model=str(chat_model),
+        part=[Part.MEMORY, Part.RECALL],
+        history_tokens=700,
+        full_tokens=200,
+        sliding_window=30,
+        windows="12,300",
+        distances="16,600",
+        trials=2,
+        seed=3,
+    )
+
+
+@pytest.fixture(scope="module")
+def measured(bench: QualityBench, measure: Measure) -> Any:
+    return measure(bench)
+
+
+def opened(model: Path, sink: int, window: int) -> Runtime:
+    return Runtime.open(str(model), replace(TINY_ENGINE, cache=CacheConfig(sink, window), capacity=1))
+
+
+def nats_of(runtime: Runtime, tokens: list[int]) -> list[float]:
+    logprobs = runtime.score(tokens).double().log_softmax(-1)
+    return [-float(logprobs[place, token]) for place, token in enumerate(tokens[1:])]
+
+
+@pytest.fixture(params=[[], [7]])
+def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What a document begins with: neither it nor the token behind it is scored."""
+    encode = Tokenizer.encode
+
+    def encoded(self: Tokenizer, text: str, *, bos: bool = False) -> list[int]:
+        return [*(request.param if bos else ()), *encode(self, text)]
+
+    monkeypatch.setattr(Tokenizer, "encode", encoded)
+    return request.param  # type: ignore[no-any-return]
+
+
+def test_a_text_is_scored_as_the_model_scores_it(chat_model: Path, start: list[int]) -> None:
+    counted: list[float] = []
+    with opened(chat_model, 2, 30) as runtime:
+        tokens = runtime.tokenizer.encode(prose())[:150]
+        found = surprises(runtime, tokens, Work(150, lambda share, label: counted.append(share)))
+        assert found == pytest.approx(nats_of(runtime, [*start, *tokens])[len(start) :], abs=1e-5)
+        assert runtime.free_slabs == 1
+    assert counted[-1] == 1.0
+
+
+def test_every_way_reads_its_part_of_the_text(measured: Any, chat_model: Path) -> None:
+    memory = measured.results.memory
+    assert [(row.way, row.tokens) for row in memory.ways] == [
+        ("full", 200),
+        ("window 30", 700),
+        ("4 + 12", 700),
+        ("4 + 300", 700),
+    ]
+    assert all((row.tokens_per_second or 0) > 0 and (row.perplexity or 0) > 1 for row in memory.ways)
+    assert memory.ways[1].session_bytes < memory.ways[0].session_bytes
+    assert len({row.perplexity for row in memory.ways}) == 4
+    assert memory.trained_tokens == 4096
+    # Full attention forgets nothing, and far stretches are read again afresh.
+    with opened(chat_model, 0, 1000) as runtime:
+        tokens = runtime.tokenizer.encode(prose())
+        whole = nats_of(runtime, tokens[:200])
+        last = nats_of(runtime, tokens[400 - 300 : 656])[-256:]
+    assert memory.ways[0].perplexity == pytest.approx(math.exp(sum(whole) / 199), rel=1e-5)
+    assert (memory.fresh.way, [piece.at for piece in memory.fresh.stretches]) == ("4 + 300", [400])
+    assert memory.fresh.perplexity_fresh == pytest.approx(math.exp(sum(last) / 256), rel=1e-5)
+    assert memory.fresh.streamed_over_fresh != pytest.approx(1.0, abs=1e-6)
+
+
+def test_numbers_are_asked_for_at_every_distance(measured: Any) -> None:
+    found = measured.results.recall
+    assert [(row.memory, row.distance, row.within_window) for row in found.rows] == [
+        ("full", 16, True),
+        ("full", 600, True),
+        ("bounded", 16, True),
+        ("bounded", 600, False),
+        ("pinned", 16, True),
+        ("pinned", 600, False),
+    ]
+    assert all(row.trials == 2 for row in found.rows)
+    keys = [[each.key for row in found.rows[at : at + 2] for each in row.answers] for at in (0, 2, 4)]
+    assert keys[0] == keys[1] == keys[2]
+    assert len(set(keys[0])) == 4
+    assert all(each.answer for row in found.rows[:2] for each in row.answers)
+    # Full attention and a window that holds everything answer alike.
+    assert found.rows[0].answers == found.rows[2].answers
+
+
+@pytest.mark.parametrize("distance", [16, 600])
+def test_talks_say_ask_and_keep_their_distance(chat_model: Path, distance: int) -> None:
+    with opened(chat_model, 4, 300) as runtime:
+        tokens = runtime.tokenizer.encode(prose())
+        decode, asked = runtime.tokenizer.decode, len(runtime.tokenizer.encode(ASKED))
+        said = talk(runtime, tokens, distance, "3")
+        assert said == talk(runtime, tokens, distance, "3") != talk(runtime, tokens, distance, "4")
+    assert len(said.token_ids) == said.pinned + distance + asked
+    assert LEAD[0] <= said.pinned - (said.overhead - asked - ANSWER_TOKENS) <= LEAD[1]
+    assert decode(said.token_ids[: said.pinned]).count(said.key) == 2
+    assert said.key not in decode(said.token_ids[said.pinned :])
+    assert decode(said.token_ids).endswith("secret number is")
+
+
+def test_only_the_pinned_memory_pins(bench: QualityBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[int | None] = []
+    create = Runtime.create_session
+
+    def noted(self: Runtime, **options: Any) -> str:
+        pinned.append(options["pinned_prefix_tokens"])
+        return create(self, **options)
+
+    monkeypatch.setattr(Runtime, "create_session", noted)
+    replace(bench, part=[Part.RECALL], distances="16", trials=1).run(Run())
+    assert pinned[:2] == [None, None]
+    assert (pinned[2] or 0) > LEAD[0]
+
+
+def test_the_report_grows_way_by_way(measured: Any) -> None:
+    memories = [each.memory for each in measured.checkpoints]
+    assert [memory and len(memory.ways) for memory in memories] == [1, 2, 3, 4, 4, 4, 4, 4]
+    assert [each.recall and len(each.recall.rows) for each in measured.checkpoints] == [*[None] * 5, 2, 4, 6]
+    assert [memory is not None and memory.fresh is None for memory in memories[:5]] == [True] * 4 + [False]
+    assert measured.shares == sorted(measured.shares)
+    assert measured.shares[-1] == 1.0
+    assert {"memory: window 30", "recall: pinned"} <= set(measured.work)
+    assert list(measured.gates) == ["perplexity_flat", "recall_lost_within_the_window"]
+    text = measured.run.facts["text"]
+    assert (text["file"], len(text["sha256"])) == ("bench/data/galapagos.txt", 64)
+    assert text["tokens"] > 2500
+    assert "choices" not in measured.run.facts
+    assert from_json(QualityResults, as_json(measured.results)) == measured.results
+
+
+def test_choices_that_cannot_be_had_are_reported(
+    default_model: Path, measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = Choice(DType.FLOAT32, WeightFormat.INT8, KernelChoice.NATIVE)
+    real_open = Runtime.open
+
+    def no_native(model: str, config: EngineConfig) -> Runtime:
+        if config.kernels is KernelChoice.NATIVE:
+            raise ConfigError("not built")
+        return real_open(model, config)
+
+    monkeypatch.setattr(Runtime, "open", no_native)
+    monkeypatch.setattr(QualityBench, "choices", [DEFAULT, refused])
+    found = measure(QualityBench(model=str(default_model), part=[Part.CHOICES], quick=True, threads=2))
+    default, other = found.results.choices
+    assert other.refused == "not built"
+    assert default.held_as
+    assert default.decode.positions == default.prompt.positions == 48
+    assert 0 < (default.decode.mean_kl or 0) < 0.1
+    assert (default.decode.top1_agreement or 0) > 0.8
+    assert default.decode.perplexity == pytest.approx(found.results.reference.perplexity, rel=0.1)
+    assert [len(each.choices) for each in found.checkpoints] == [1, 2]
+    assert (found.shares[0], found.work[0]) == (0.0, "reference: float32 / float32 / torch")
+    assert (found.shares[-1], found.work[-1]) == (1.0, refused.label())
+    assert found.run.facts["text"] is None, "none was read at length"
+    assert found.run.facts["choices"]["rows_at_once"] == {"prompt": 128, "decode": 8}
+    assert [gate.passed for gate in found.gates.values()] == [None, None]
+    assert from_json(QualityResults, as_json(found.results)) == found.results
+
+
+# A hundredth of its number is how much a token surprises it.
+WORKER = """
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    opened = {"library": "stand-in 1", "system": str(request.get("threads"))}
+    scored = [token / 100 for token in request.get("token_ids", [])]
+    print(json.dumps(opened if request["do"] == "open" else scored[1:]), flush=True)
+"""
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer in a process of its own that needs no llama.cpp and reads any model."""
+    monkeypatch.setattr(peer, "LlamaProcess", partial(LlamaProcess, worker=("-c", WORKER)))
+    for module in (peer, benchmark):
+        monkeypatch.setattr(module, "require_llama", lambda path=None, *, asked_by: None)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_every_file_is_read_by_both(
+    chat_model: Path, start: list[int], measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "PASSAGE_TOKENS", 100)
+    found = measure(TinyBench(model=str(chat_model), part=[Part.PEER], also=[chat_model], peer_tokens=250))
+    first, second = found.results.peer.files
+    assert first == second
+    with opened(chat_model, 0, 1000) as runtime:
+        tokens = runtime.tokenizer.encode(prose())[:250]
+        passages = [tokens[at : at + 100] for at in (0, 100, 200)]
+        ours = [nats for each in passages for nats in nats_of(runtime, [*start, *each])[len(start) :]]
+    theirs = [token / 100 for passage in passages for token in passage[1:]]
+    assert first.scored == len(ours) == len(theirs) == 250 - 3
+    assert first.ours == pytest.approx(math.exp(sum(ours) / 247), rel=1e-5)  # and nothing is forgotten
+    assert first.llama_cpp == pytest.approx(math.exp(sum(theirs) / 247))
+    assert (found.results.peer.library, found.results.peer.system) == ("stand-in 1", "1")
+    assert [each.peer and len(each.peer.files) for each in found.checkpoints] == [1, 2]
+    assert (found.shares[-1], found.work[-1]) == (1.0, f"{chat_model.name}: llama.cpp")
+    assert [gate.passed for gate in found.gates.values()] == [None]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
+def test_llama_cpp_itself_finds_about_the_same(
+    default_model: Path, measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "PASSAGE_TOKENS", 100)
+    found = measure(QualityBench(model=str(default_model), part=[Part.PEER], peer_tokens=200, threads=1))
+    assert found.results.peer.library.startswith("llama-cpp-python ")
+    assert found.results.peer.files[0].ours_over_llama_cpp == pytest.approx(1.0, abs=0.01)
+
+
+def test_what_is_asked_for_when_nothing_is_said() -> None:
+    bench = QualityBench()
+    assert bench.parts == {Part.CHOICES, Part.MEMORY, Part.RECALL}
+    assert len(bench.choices) > 20
+    assert [way.label() for way in bench.ways] == [
+        "full", "window 1,024", "4 + 252", "4 + 508", "4 + 1,020", "4 + 2,044",
+    ]  # fmt: skip
+    assert bench.judged == Way(4, 1020)
+    assert bench.distances_asked == (128, 256, 512, 900, 1500, 3000, 6000)
+    assert bench.work > 1_000_000
+    assert QualityBench(part=[Part.PEER]).work == 6000
+    assert QualityBench(part=[Part.PEER], also=[Path("a"), Path("b")], peer_tokens=100).work == 600
+
+
+SHORT = {"history_tokens": 300, "distances": "32"}
+PEER = {"part": [Part.PEER, Part.MEMORY], "history_tokens": 300}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "history-tokens is 131,072, and the text has only 13,008 bytes; .* --text FILE"),
+        ({**SHORT, "distances": "20000"}, "the longest distance is 20,000, and the text has only"),
+        ({"text": Path("absent.txt")}, "cannot be read as UTF-8"),
+        ({"text": Path("empty.txt")}, "the text has only 0 bytes"),
+        ({**SHORT, "history_tokens": 1}, "history-tokens must be at least 2, got 1"),
+        ({**SHORT, "full_tokens": 1}, "full-tokens must be at least 2, got 1"),
+        ({**SHORT, "windows": "0"}, "window"),
+        ({**SHORT, "windows": "many"}, "windows must be whole numbers with commas"),
+        ({**SHORT, "windows": "60"}, "recall needs a memory of at least 256 tokens .* got 4 \\+ 60"),
+        ({**SHORT, "distances": "0"}, "distances must be whole numbers from 1"),
+        ({**SHORT, "trials": 0}, "trials must be at least 1, got 0"),
+        ({**SHORT, "also": [Path("m.gguf")]}, "--also names files for the part peer"),
+        ({"part": [Part.CHOICES]}, "--picture draws the part memory"),
+        ({**SHORT, "threads": 0}, "threads"),
+        ({**PEER, "also": [Path("some/directory")]}, r"needs a model in one \.gguf file, .*some/directory"),
+        ({**PEER, "also": [Path("absent.gguf")]}, r"there is none at absent\.gguf"),
+        ({**PEER, "peer_tokens": 1}, "peer-tokens must be at least 2, got 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_fetched(
+    settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama, "find_spec", lambda name: object())
+    for name in ("there.gguf", "empty.txt"):
+        Path(name).touch()
+    QualityBench(**PEER, peer_tokens=2, also=[Path("there.gguf")]).check(picture=True)
+    with pytest.raises(ConfigError, match=message):
+        QualityBench(**settings).check(picture=True)
+
+
+def test_a_missing_peer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="--part peer needs llama.cpp"):
+        QualityBench(part=[Part.PEER]).check(picture=False)
+
+
+@pytest.fixture
+def quality(kakeya_verb: Verb, chat_model: Path) -> Callable[..., Any]:
+    return partial(kakeya_verb, "bench", "quality", "--model", str(chat_model), "--output", "q.json")
+
+
+def test_the_verb_measures_everything_writes_and_draws(quality: Verb, chat_model: Path) -> None:
+    outcome = quality("--quick", "--threads", "1", "--picture", "q.svg")
+    written = json.loads(Path("q.json").read_text())
+    assert all(written["results"][name] for name in ("reference", "choices", "memory", "recall"))
+    assert written["results"]["peer"] is None
+    assert len(written["gates"]) == 4
+    assert outcome.status == int(any(gate["passed"] is False for gate in written["gates"]))
+    for words in ("Against float32 weights", "Perplexity; early", "Right answers", "perplexity_flat"):
+        assert words in outcome.out
+    assert ElementTree.parse("q.svg").getroot().tag.endswith("svg")
+    page = Path("q.html").read_text()
+    assert page.count('aria-label="Perplexity by place in the history"') == 1
+    assert page.count('aria-label="Recall by distance"') == 1
+    assert str(chat_model.parent) not in Path("q.json").read_text()
+    assert read_report(Path("q.json")).to_dict() == written
+
+
+def test_one_part_reads_the_file_it_is_given(quality: Verb) -> None:
+    Path("mine.txt").write_text("All work and no play makes a dull boy. " * 20)
+    sizes = ("--history-tokens", "300", "--full-tokens", "64", "--sliding-window", "16", "--windows", "12,28")
+    outcome = quality("--part", "memory", "--text", "mine.txt", *sizes, "--json")
+    printed = json.loads(outcome.out)
+    assert outcome.status == 0
+    assert not any(printed["results"][name] for name in ("choices", "recall", "peer"))
+    assert printed["config"]["text"]["file"] == "mine.txt"
+    assert [row["tokens"] for row in printed["results"]["memory"]["ways"]] == [64, 300, 300, 300]
+    Path("q.json").unlink()
+    # More bytes than tokens are wanted, but fewer tokens.
+    outcome = quality("--part", "memory", "--text", "mine.txt", "--history-tokens", "700")
+    assert outcome.status == 2
+    assert "history-tokens is 700, and the text has only" in outcome.err
+    assert "tokens; ask for less" in outcome.err
+    assert not Path("q.json").exists()

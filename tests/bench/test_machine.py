@@ -1,0 +1,32 @@
+import os
+from pathlib import Path
+
+import pytest
+
+import kakeya
+from kakeya.bench.machine import cpu_model, installed_version, machine_facts, public_name, usable_cores
+
+
+def test_facts_name_machine_and_software() -> None:
+    facts = machine_facts()
+    assert facts["cpu"]
+    assert (facts["cores"], facts["kakeya"]) == (os.cpu_count(), kakeya.__version__)
+    assert str(facts["torch"]).startswith("2")
+    assert int(str(facts["memory_bytes"])) > 2**28
+    assert installed_version("no-such-package-at-all") is None
+
+
+def test_what_a_system_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = tmp_path / "cpuinfo"
+    listing.write_text("processor\t: 0\nmodel name\t: Fast Chip 9\nmodel name\t: other\n")
+    assert cpu_model(listing) == "Fast Chip 9"
+    assert cpu_model(tmp_path / "absent")
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert usable_cores() == os.cpu_count()
+
+
+def test_reports_name_a_model_and_not_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    assert public_name(str(tmp_path / "m.gguf")) == "m.gguf"
+    assert public_name("org/name") == "org/name"

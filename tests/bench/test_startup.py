@@ -1,0 +1,47 @@
+"""Fresh processes."""
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from kakeya.bench import startup
+from kakeya.bench.report import from_json
+from kakeya.bench.startup import launch
+from kakeya.config import CacheConfig, EngineConfig
+from kakeya.errors import ConfigError
+from kakeya.types import DType, KernelChoice, Numerics, WeightFormat
+
+CONFIG = EngineConfig(
+    cache=CacheConfig(2, 30, 5),
+    capacity=7,
+    numerics=Numerics.EXACT,
+    dtype=DType.FLOAT32,
+    weights=WeightFormat.INT8,
+    kernels=KernelChoice.TORCH,
+    threads=1,
+)
+
+
+def test_settings_survive_a_trip_through_json() -> None:
+    again = from_json(EngineConfig, json.loads(json.dumps(asdict(CONFIG))))
+    assert again == CONFIG
+    assert isinstance(again.weights, WeightFormat)
+
+
+def test_a_fresh_process_is_timed(default_model: Path) -> None:
+    began = time.perf_counter()
+    ready, first = launch(str(default_model), EngineConfig(cache=CacheConfig(4, 64), threads=2))
+    total = time.perf_counter() - began
+    assert 0.1 < ready < total
+    assert 0 < first < total - ready
+
+
+def test_a_process_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="could not load the model: .*absent"):
+        launch(str(tmp_path / "absent.gguf"), CONFIG)
+    monkeypatch.setattr(startup.sys, "executable", "true")
+    with pytest.raises(ConfigError, match="no message"):
+        launch("any", CONFIG)

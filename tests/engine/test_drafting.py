@@ -1,0 +1,157 @@
+"""Drafts: they change the speed and never the output."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from kakeya.engine.engine import Engine
+from kakeya.engine.proposer import DraftRequest
+from kakeya.types import DoneEvent, SamplingParams, TokenEvent
+from support import tiny
+from support.engines import GREEDY, say, tokens_of
+from support.reference import Oracle
+
+MakeEngine = Callable[..., Engine]
+PROMPT = [5, 9, 22, 13, 7]
+
+
+class Notebook:
+    """A draft state that writes down what it is told."""
+
+    def __init__(self, observed: list[int] | None = None) -> None:
+        self.observed = observed or []
+
+    def fork(self) -> "Notebook":
+        return Notebook(list(self.observed))
+
+    def rollback(self, length: int) -> None:
+        del self.observed[length:]
+
+    def export(self) -> Mapping[str, Tensor]:
+        return {"observed": torch.tensor(self.observed)}
+
+
+class Guesser:
+    """Guesses with a function of the tokens so far, and checks what it observes."""
+
+    max_draft = 3
+    hidden_layers = (0, 1)
+
+    def __init__(self, guess: Callable[[Sequence[int]], list[int]]) -> None:
+        self.guess = guess
+        self.limits: list[int] = []
+
+    def new_state(self) -> Notebook:
+        return Notebook()
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> Notebook:
+        return Notebook(tensors["observed"].tolist())
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        self.limits += [request.limit for request in requests]
+        return [self.guess(request.tokens) for request in requests]
+
+    def observe(self, state: Notebook, start: int, hidden: Mapping[int, Tensor]) -> None:
+        assert set(hidden) == {0, 1}
+        assert hidden[0].shape == hidden[1].shape
+        assert len(state.observed) == start
+        state.observed += range(start, start + len(hidden[0]))
+
+
+def clairvoyant(oracle: Oracle, wrong_every: int = 0) -> Callable[[Sequence[int]], list[int]]:
+    def guess(tokens: Sequence[int]) -> list[int]:
+        draft = oracle.greedy(list(tokens), 3, 2, 8)
+        if wrong_every and len(tokens) % wrong_every == 0:
+            draft[1] = (draft[1] + 1) % tiny.VOCAB
+        return draft
+
+    return guess
+
+
+@pytest.mark.parametrize("wrong_every", [0, 2, 1])
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SamplingParams(temperature=1.0, seed=3, repetition_penalty=1.3)]
+)
+def test_drafts_change_the_speed_and_never_the_output(
+    make_engine: MakeEngine, oracle: Oracle, wrong_every: int, sampling: SamplingParams
+) -> None:
+    plain, drafted = make_engine(), make_engine(None, Guesser(clairvoyant(oracle, wrong_every)))
+    prompt = PROMPT * 4
+    expected = say(plain, plain.open("someone", []), prompt, 25, sampling)
+    sequence = drafted.open("someone", [])
+    drafted.append(sequence, prompt)
+    events = list(drafted.generate(sequence, 25, sampling))
+    assert [e.token_id for e in events if isinstance(e, TokenEvent)] == expected
+    done = events[-1]
+    assert isinstance(done, DoneEvent)
+    assert done.proposed_draft_tokens > 0
+    if sampling is GREEDY and not wrong_every:
+        assert done.accepted_draft_tokens == done.proposed_draft_tokens
+    assert drafted.read(sequence, lambda s: s.draft.observed) == list(range(len(prompt) + 24))
+
+
+def test_drafts_stop_at_an_eos(make_engine: MakeEngine, oracle: Oracle) -> None:
+    answer = oracle.greedy(PROMPT, 12, 2, 8)
+    eos = answer[5]
+    expected = answer[: answer.index(eos) + 1]
+    engine = make_engine(None, Guesser(clairvoyant(oracle)))
+    sequence = engine.open("someone", [eos])
+    assert say(engine, sequence, PROMPT, 12) == expected
+    assert say(engine, sequence, [4], 1) == oracle.greedy([*PROMPT, *expected, 4], 1, 2, 8)
+
+
+def test_a_cancel_rolls_drafts_back(make_engine: MakeEngine, oracle: Oracle) -> None:
+    engine = make_engine(None, Guesser(clairvoyant(oracle)))
+    sequence = engine.open("someone", [])
+    engine.append(sequence, PROMPT * 4)
+    stream = engine.generate(sequence, 50, GREEDY)
+    kept = [e.token_id for e in (stream.next_event(10) for _ in range(4)) if isinstance(e, TokenEvent)]
+    time.sleep(0.05)
+    stream.cancel()
+    kept += tokens_of(stream)
+    spoken = PROMPT * 4 + kept
+    assert engine.read(sequence, lambda s: s.draft.observed) == list(range(len(spoken) - 1))
+    assert say(engine, sequence, [4], 9) == oracle.greedy([*spoken, 4], 9, 2, 8)
+
+
+def test_draft_state_travels_with_fork_and_export(make_engine: MakeEngine, oracle: Oracle) -> None:
+    engine = make_engine(None, Guesser(clairvoyant(oracle)))
+    sequence = engine.open("someone", [])
+    say(engine, sequence, PROMPT, 3)
+    observed = engine.read(sequence, lambda s: list(s.draft.observed))
+    assert observed == list(range(7))
+    assert engine.read(engine.fork(sequence), lambda s: s.draft.observed) == observed
+    imported = engine.import_state(engine.export_state(sequence), "someone")
+    assert engine.read(imported, lambda s: s.draft.observed) == observed
+
+
+@pytest.mark.parametrize("guess", [[], [-1, 4], [tiny.VOCAB], [4] * 50])
+def test_odd_guesses_do_no_harm(make_engine: MakeEngine, oracle: Oracle, guess: list[int]) -> None:
+    engine = make_engine(None, Guesser(lambda tokens: guess))
+    assert say(engine, engine.open("someone", []), PROMPT, 12) == oracle.greedy(PROMPT, 12, 2, 8)
+
+
+def test_a_draft_never_overruns_spare_slots_or_the_request(make_engine: MakeEngine, oracle: Oracle) -> None:
+    proposer = Guesser(clairvoyant(oracle))
+    engine = make_engine(tiny.engine_config(spare=2), proposer)
+    assert len(say(engine, engine.open("someone", []), PROMPT, 6)) == 6
+    assert max(proposer.limits) <= 2
+
+
+@pytest.mark.parametrize("method", ["propose", "observe"])
+def test_a_proposer_that_raises_costs_speed_only(
+    make_engine: MakeEngine, oracle: Oracle, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proposer = Guesser(clairvoyant(oracle))
+
+    def broken(*args: object) -> None:
+        raise ValueError("a proposer's bug")
+
+    monkeypatch.setattr(proposer, method, broken)
+    engine = make_engine(None, proposer)
+    sequence = engine.open("someone", [])
+    assert say(engine, sequence, PROMPT, 12) == oracle.greedy(PROMPT, 12, 2, 8)
+    assert engine.read(sequence, lambda s: s.draft) is None

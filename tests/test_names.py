@@ -1,0 +1,39 @@
+"""Tests are found by name: a file is called after the module that it tests, or after a listed behaviour."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# The folders that mirror the sources, and the behaviours across modules that have files of their own there.
+BEHAVIOURS: dict[str, set[str]] = {
+    "": {"constrained", "examples", "names"},
+    "cli": set(),
+    "client": set(),
+    "engine": {"against_oracle", "families_bounded", "numerics", "real_weights"},
+    "engine/cpu": set(),
+    "kernels": set(),
+    "models": {"families"},
+    "scripts": set(),
+    "sessions": set(),
+    "text": set(),
+}
+
+
+def modules(folder: str) -> set[str]:
+    sources = ROOT / "scripts" if folder == "scripts" else ROOT / "src/kakeya" / folder
+    # A package is tested by its own name, and so is a conftest.
+    return {sources.name, "conftest"} | {path.stem for path in sources.glob("*.py")}
+
+
+def files(folder: str) -> set[str]:
+    return {path.stem.removeprefix("test_") for path in (ROOT / "tests" / folder).glob("test_*.py")}
+
+
+@pytest.mark.parametrize("folder", BEHAVIOURS)
+def test_a_file_is_called_after_what_it_tests(folder: str) -> None:
+    """`test_hub_cache.py` is about one side of `hub.py`."""
+    subjects = modules(folder) | BEHAVIOURS[folder]
+    strays = [name for name in files(folder) if not any(f"{name}_".startswith(f"{s}_") for s in subjects)]
+    assert strays == []
+    assert files(folder) >= BEHAVIOURS[folder]
