@@ -6,8 +6,9 @@ MODEL  ?= smollm2-135m-instruct
 # Two processes share the test files: one alone leaves half of two cores idle. The order stays, since the longest test comes first.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 ARGS   ?=
-# What needs no server process, no browser and no foreign client.
-QUICK  := $(addprefix tests/,engine kernels models text sessions serving grpc_server http_server cli)
+# What needs no server process, no browser, no foreign client and no GPU.
+QUICK  ?= $(addprefix tests/,engine kernels models text sessions serving grpc_server http_server cli) \
+          --ignore=tests/engine/cuda --ignore=tests/kernels/gpu
 
 # Where the environment forbids Python to keep what it compiled, each of the tests' many processes compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE

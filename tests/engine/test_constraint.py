@@ -371,18 +371,19 @@ class Faulty(Stairs):
 @pytest.mark.parametrize("where", ["masks", "advance", "is_complete"])
 @pytest.mark.parametrize("count", [0, 5])
 @pytest.mark.parametrize("error", [ValueError("a bug"), StepFailed("no way on: a bug")], ids=repr)
+@pytest.mark.slow
 def test_a_constraint_that_raises_fails_its_own_request_only(
     make_engine: MakeEngine, oracle: Oracle, where: str, count: int, error: Exception
 ) -> None:
     # With so many spare slots all three run side by side without being read.
     engine = make_engine(tiny.engine_config(spare=60, numerics=Numerics.EXACT))
-    alone = say(engine, engine.open("alone", []), PROMPT, 50, LIVELY)
+    alone = say(engine, engine.open("alone", []), PROMPT, 20, LIVELY)
     before, bad, after = (engine.open(name, []) for name in ("a", "b", "c"))
     for sequence in (before, after):
         engine.append(sequence, PROMPT)
-    others = [engine.generate(before, 50, LIVELY)]
-    stream = constrained(engine, bad, Faulty(where, count, error), 50)
-    others.append(engine.generate(after, 50, LIVELY))
+    others = [engine.generate(before, 20, LIVELY)]
+    stream = constrained(engine, bad, Faulty(where, count, error), 20)
+    others.append(engine.generate(after, 20, LIVELY))
     with pytest.raises(StepFailed, match="a bug"):
         tokens_of(stream)
     for other in others:

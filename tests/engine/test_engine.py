@@ -271,7 +271,7 @@ def test_a_stalled_reader_neither_stalls_others_nor_grows_memory(
     stalled, lively = engine.open("a", []), engine.open("b", [])
     engine.append(stalled, PROMPT)
     stream = engine.generate(stalled, 1000, GREEDY)
-    assert say(engine, lively, PROMPT, 200) == oracle.greedy(PROMPT, 200, 2, 8)
+    assert say(engine, lively, PROMPT, 60) == oracle.greedy(PROMPT, 60, 2, 8)
     assert stream.unread <= 4 + 1
     # It picks up where it stopped when the reader comes back.
     late = [stream.next_event(10) for _ in range(30)]

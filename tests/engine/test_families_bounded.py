@@ -69,6 +69,7 @@ def whole_history_logits(decoder: Decoder, tokens: list[int], sink: int, window:
 
 @pytest.mark.parametrize("kernels", [KernelChoice.TORCH, KernelChoice.NATIVE])
 @pytest.mark.parametrize("numerics", list(Numerics))
+@pytest.mark.slow
 def test_every_family_stays_exact_past_the_wrap(
     checkpoint: Path, kernels: KernelChoice, numerics: Numerics
 ) -> None:

@@ -109,6 +109,7 @@ def converse(
 
 @settings(max_examples=8)
 @given(turns=conversation, others=st.lists(conversation, min_size=1, max_size=3), seed=st.integers(0, 99))
+@pytest.mark.slow
 def test_exact_bits_do_not_depend_on_the_company(
     exact: Bench, turns: list[tuple[list[int], int]], others: list[list[tuple[list[int], int]]], seed: int
 ) -> None:

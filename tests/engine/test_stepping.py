@@ -183,6 +183,7 @@ def test_without_spare_slots_nothing_runs_ahead_of_its_reader(make_ahead: MakeAh
     assert backend.pending_rows == 0
 
 
+@pytest.mark.slow
 def test_a_repeated_step_that_failed_is_run_again_where_it_was(
     make_ahead: MakeAhead, make_engine: Callable[[], Engine]
 ) -> None:
@@ -196,6 +197,7 @@ def test_a_repeated_step_that_failed_is_run_again_where_it_was(
     assert next(failures, None) is None
 
 
+@pytest.mark.slow
 def test_a_step_that_cannot_be_repeated_is_run_again(
     make_ahead: MakeAhead, make_engine: Callable[[], Engine]
 ) -> None:

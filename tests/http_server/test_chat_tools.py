@@ -94,6 +94,7 @@ def test_any_json_object(talker: Talker, wide: tuple[HttpServer, Runtime]) -> No
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.slow
 def test_a_required_call_parses_and_streams_alike(talker: Talker, seed: int, parallel: bool) -> None:
     settings = {
         "tools": [PAINT, REST],

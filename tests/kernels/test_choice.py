@@ -114,6 +114,7 @@ def compare(kernels: Kernels, logits: torch.Tensor, requests: Sequence[SampleReq
         (151_936, 8, 2),
     ],
 )
+@pytest.mark.slow
 def test_every_setting_gives_the_samplers_tokens(
     kernels: Kernels, vocab: int, rows: int, batches: int
 ) -> None:
@@ -122,6 +123,7 @@ def test_every_setting_gives_the_samplers_tokens(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.slow
 def test_many_draws_from_every_kind_of_row(kernels: Kernels, shape: str) -> None:
     rng = np.random.default_rng(len(shape))
     row = torch.from_numpy(random_row(rng, shape, 700))

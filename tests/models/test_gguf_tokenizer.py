@@ -274,6 +274,7 @@ BUILT = [
 
 @settings(deadline=None)
 @given(st.one_of(st.sampled_from(SAMPLES), st.text("abeth oqu.日\n🙂é", max_size=30), st.text(max_size=10)))
+@pytest.mark.slow
 def test_sentencepiece_ids_agree_with_its_rule(text: str) -> None:
     for metadata, tokenizer in BUILT:
         ids = tokenizer.encode(text, add_special_tokens=False).ids

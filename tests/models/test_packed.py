@@ -141,6 +141,7 @@ test_packed.load(Path(sys.argv[1]), kernels.load(KernelChoice.NATIVE))
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_at_once_leaves_a_pack(files: Files, tmp_path: Path) -> None:
     path = gguf_files.write_mixed(tmp_path / "mixed.gguf")
     folders = os.pathsep.join([str(Path(__file__).parent), *sys.path])

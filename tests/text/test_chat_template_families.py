@@ -265,6 +265,7 @@ def by_transformers(source: str, messages: list[dict[str, Any]], prompt: bool, t
 @pytest.mark.parametrize("kind", CONVERSATIONS)
 @pytest.mark.parametrize("prompt", [True, False])
 @pytest.mark.parametrize("with_tools", [True, False])
+@pytest.mark.slow
 def test_rendering_agrees_with_transformers(family: str, kind: str, prompt: bool, with_tools: bool) -> None:
     source, messages = TEMPLATES[family], CONVERSATIONS[kind]
     expected = by_transformers(source, messages, prompt, TOOLS if with_tools else None)

@@ -1,6 +1,6 @@
 """The whole engine over the CUDA backend on a CPU, against the CPU backend, token for token."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -68,13 +68,13 @@ def device_engine(tiny_llama: Path, request: pytest.FixtureRequest) -> Callable[
     return make
 
 
-def converse_together(engine: Engine, sampling: SamplingParams) -> list[list[int]]:
-    """Four sessions at once, two turns each, past the wrap."""
+def converse_together(engine: Engine, samplings: Sequence[SamplingParams]) -> list[list[int]]:
+    """Four sessions at once, each with a sampling of its own, two turns each, past the wrap."""
     sequences = [engine.open(f"owner {index}", []) for index in range(len(PROMPTS))]
     said: list[list[int]] = [[] for _ in sequences]
     for turn in range(2):
         streams = []
-        for sequence, prompt in zip(sequences, PROMPTS, strict=True):
+        for sequence, prompt, sampling in zip(sequences, PROMPTS, samplings, strict=True):
             engine.append(sequence, prompt if turn == 0 else [4, 6])
             streams.append(engine.generate(sequence, 12, sampling))
         for place, stream in enumerate(streams):
@@ -84,12 +84,19 @@ def converse_together(engine: Engine, sampling: SamplingParams) -> list[list[int
     return said
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_every_family_says_what_the_cpu_says(engines: Pair, sampling: SamplingParams) -> None:
+def test_every_family_says_what_the_cpu_says(engines: Pair) -> None:
     reference, device = engines
-    said = converse_together(device, sampling)
-    assert said == converse_together(reference, sampling)
+    said = converse_together(device, [*SAMPLINGS.values(), GREEDY])
+    assert said == converse_together(reference, [*SAMPLINGS.values(), GREEDY])
     assert all(len(tokens) == 24 for tokens in said)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_a_batch_of_one_sampling_says_what_the_cpu_says(
+    llama_engines: Pair, sampling: SamplingParams
+) -> None:
+    reference, device = llama_engines
+    assert converse_together(device, [sampling] * 4) == converse_together(reference, [sampling] * 4)
 
 
 def test_scores_agree_past_the_wrap(engines: Pair) -> None:
