@@ -8,13 +8,23 @@ ROOT = Path(__file__).parents[1]
 # The folders that mirror the sources, and the behaviours across modules that have files of their own there.
 BEHAVIOURS: dict[str, set[str]] = {
     "": {"constrained", "examples", "names"},
+    "bench": set(),
+    "bench/peers": set(),
+    "bench/quality": set(),
     "cli": set(),
     "client": set(),
     "engine": {"against_oracle", "families_bounded", "numerics", "real_weights"},
     "engine/cpu": set(),
+    "engine/cuda": {"engine", "gpu", "numerics", "opening", "scheduling", "triton"},
+    "grpc_server": {"chaos", "security"},
+    "http_server": {"shared_beginnings"},
+    "http_server/completions": set(),
+    "http_server/responses": {"branches", "streaming", "tools"},
     "kernels": set(),
+    "kernels/gpu": set(),
     "models": {"families"},
     "scripts": set(),
+    "serving": set(),
     "sessions": set(),
     "text": set(),
 }
