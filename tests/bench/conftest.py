@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kakeya.bench import capacity, conversation, overhead, processes
+from kakeya.bench import capacity, conversation, load, overhead, processes
 from kakeya.bench.benchmark import Benchmark, Results, Run as BenchRun
 from kakeya.bench.processes import ServerProcess, running_server
 from kakeya.cli import main
@@ -65,7 +65,7 @@ def on_shared_server(tiny_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
         asked.append((capacity, *extra, http))
         return running_server(tiny_server.address, tiny_server.http_address, tiny_server.pid)
 
-    for module in (capacity, conversation, overhead):
+    for module in (capacity, conversation, load, overhead):
         monkeypatch.setattr(module, "server_process", shared)
     return asked
 

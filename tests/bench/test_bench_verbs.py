@@ -112,6 +112,15 @@ def test_presets_say_what_the_command_line_does_not(kakeya_verb: Verb, asked: li
     assert (changed.ramp(), changed.window, changed.sessions()) == ((3,), 32, 2)
 
 
+def test_a_quick_load_says_what_the_command_line_does_not(kakeya_verb: Verb, asked: list[Any]) -> None:
+    kakeya_verb("bench", "load")
+    kakeya_verb("bench", "load", "--quick", "--rates", "0.5,3", "--system", "common")
+    full, quick = asked
+    assert (full.seconds, full.first_token_s, full.gap_ms) == (30, 2, 60)
+    assert full.system.series == ["none", "common"]
+    assert (quick.ramp(), quick.seconds, quick.system.series) == ((0.5, 3.0), 3, ["common"])
+
+
 def test_defaults_are_what_the_figures_were_made_with(kakeya_verb: Verb, asked: list[Any]) -> None:
     kakeya_verb("bench", "overhead")
     kakeya_verb("bench", "conversation", "--ways", "chat,llama", "--duration-s", "9")
@@ -131,6 +140,15 @@ def test_defaults_are_what_the_figures_were_made_with(kakeya_verb: Verb, asked: 
         (("capacity", "--levels", "1,x"), "levels must be whole numbers"),
         (("capacity", "--levels", "4,2"), "levels must be rising"),
         (("capacity", "--capacity", "0", "--levels", "1"), "capacity must be"),
+        (("load", "--rates", "1,x"), "rates must be numbers with commas"),
+        (("load", "--rates", "2,1"), "rates must be rising numbers above 0"),
+        (("load", "--rates", "0,1"), "rates must be rising numbers above 0"),
+        (("load", "--seconds", "0"), "seconds must be above 0"),
+        (("load", "--gap-ms", "-1"), "gap-ms must be above 0"),
+        (("load", "--answer-tokens", "8,0"), "must be at least 1, got 0"),
+        (("load", "--prompt-tokens", "many"), "prompt-tokens must be whole numbers"),
+        (("load", "--capacity", "0"), "capacity must be"),
+        (("load", "--peers", "--backend", "cuda"), "llama.cpp is measured on the CPU"),
         (("overhead", "--streams", "0"), "streams must be at least 1"),
         (("overhead", "--threads", "0"), "threads must be"),
         (("engine", "--repeats", "0"), "repeats must be at least 1"),

@@ -15,6 +15,7 @@ _PLACES = {
     "quality": ("kakeya.bench.quality.benchmark", "QualityBench"),
     "conversation": ("kakeya.bench.conversation", "Conversation"),
     "capacity": ("kakeya.bench.capacity", "Capacity"),
+    "load": ("kakeya.bench.load", "Load"),
     "overhead": ("kakeya.bench.overhead", "Overhead"),
 }
 KINDS = tuple(_PLACES)

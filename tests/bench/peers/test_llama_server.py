@@ -44,9 +44,9 @@ class Server:
         global context
         if "broken" in params.model.path:
             raise RuntimeError("no such model")
-        assert (params.n_parallel, params.n_gpu_layers) == (1, 0)
+        assert params.n_gpu_layers == 0
         assert params.cpuparams.n_threads == params.cpuparams_batch.n_threads == 2
-        context = params.n_ctx
+        context = params.n_ctx // params.n_parallel
         print("libraries print")
         server = HTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -56,8 +56,8 @@ if __name__ == "__main__":
     given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
     if "broken" in given["-m"]:
         sys.exit("no such model")
-    assert (given["-t"], given["-tb"], given["-np"], given["-ngl"]) == ("2", "2", "1", "0")
-    context = int(given["-c"])
+    assert (given["-t"], given["-tb"], given["-ngl"]) == ("2", "2", "0")
+    context = int(given["-c"]) // int(given["-np"])
     ready_at += 0.2
     print("programs print")
     HTTPServer((given["--host"], int(given["--port"])), Handler).serve_forever()
@@ -81,10 +81,10 @@ def program(place: Path, text: str = STAND_IN) -> str:
 
 @pytest.mark.usefixtures("package")
 def test_the_packaged_server_serves_until_it_is_left() -> None:
-    with LlamaServer("m.gguf", 2) as server:
+    with LlamaServer("m.gguf", 2, context=2048) as server:
         assert fetched(server.address, "/health")["build_info"] == "b7"
         library = f"xllamacpp {installed_version('xllamacpp')}"
-        assert server.facts == {"library": library, "system": "AVX2 = 1 |", "context": 8192}
+        assert server.facts == {"library": library, "system": "AVX2 = 1 |", "context": 2048}
         assert server.server_pid == server.pid
     assert resident_bytes(server.pid) is None
     with pytest.raises(PeerFailed, match="did not start: no such model"):
@@ -92,9 +92,9 @@ def test_the_packaged_server_serves_until_it_is_left() -> None:
 
 
 def test_a_built_server_serves_until_it_is_left(tmp_path: Path) -> None:
-    with LlamaServer("m.gguf", 2, program(tmp_path), context=4096) as server:
+    with LlamaServer("m.gguf", 2, program(tmp_path), context=4096, slots=4) as server:
         assert fetched(server.address, "/health")["build_info"] == "b7"
-        assert server.facts == {"library": "llama-server b7", "context": 4096}
+        assert server.facts == {"library": "llama-server b7", "context": 1024}
         assert server.server_pid != server.pid
     assert resident_bytes(server.pid) is resident_bytes(server.server_pid) is None
     with pytest.raises(PeerFailed, match="llama-server did not start: exit status 1"):
@@ -107,7 +107,10 @@ def test_a_program_that_neither_starts_nor_leaves_is_ended(
     stubborn = program(tmp_path, "#!/bin/sh\ntrap '' TERM\nwhile true; do sleep 0.05; done\n")
     monkeypatch.setattr(llama_server, "START_SECONDS", 0.3)
     monkeypatch.setattr(llama_server, "STOP_SECONDS", 0.1)
-    with pytest.raises(PeerFailed, match="it took too long"), llama_server._built(stubborn, "m.gguf", 2, 0):
+    with (
+        pytest.raises(PeerFailed, match="it took too long"),
+        llama_server._built(stubborn, "m.gguf", 2, 0, 1),
+    ):
         pass
 
 
@@ -123,8 +126,8 @@ def test_what_cannot_be_fetched_is_an_error(status: int, text: str) -> None:
 def test_what_llama_needs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = program(tmp_path)
     require_llama_server("m.gguf", built)
-    with pytest.raises(ConfigError, match=r"one \.gguf file, got some-directory"):
-        require_llama_server("some-directory", built)
+    with pytest.raises(ConfigError, match=r"one \.gguf file, got some-directory; leave it"):
+        require_llama_server("some-directory", built, without="leave it")
     with pytest.raises(ConfigError, match="must be a program that can be run"):
         require_llama_server("m.gguf", str(tmp_path / "absent"))
     monkeypatch.setattr(llama_server, "find_spec", lambda name: None)

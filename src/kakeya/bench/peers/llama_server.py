@@ -1,8 +1,8 @@
 """llama.cpp's own server, in a process of its own.
 
 It is the server inside the `xllamacpp` package, or a `llama-server` program that somebody built. Its settings
-are its defaults, prompt cache on, but for three: one slot, so that the whole context belongs to the one
-conversation; the context that the model was trained for; and as many threads as we use.
+are its defaults, prompt cache on, but for three: the slots and the context that are asked for, by default one
+slot that has all of the context that the model was trained for; and as many threads as we use.
 
 Run as a program it answers one request with the server's address and facts; the server ends with its input.
 """
@@ -32,18 +32,21 @@ START_SECONDS = 120.0
 STOP_SECONDS = 5.0
 
 
-def require_llama_server(model_path: str, program: str | None) -> None:
-    """Refuse a comparison that cannot be made. Raises ConfigError naming what is missing."""
+def require_llama_server(
+    model_path: str, program: str | None, without: str = "leave llama out of --ways"
+) -> None:
+    """Refuse a comparison that cannot be made; `without` says how to do without it.
+
+    Raises ConfigError naming what is missing.
+    """
     if Path(model_path).suffix != ".gguf":
-        raise ConfigError(
-            f"llama.cpp needs a model in one .gguf file, got {model_path}; leave llama out of --ways"
-        )
+        raise ConfigError(f"llama.cpp needs a model in one .gguf file, got {model_path}; {without}")
     if program is not None and not os.access(program, os.X_OK):
         raise ConfigError(f"llama-server must be a program that can be run, got {program}")
     if program is None and find_spec(PACKAGE) is None:
         raise ConfigError(
             "llama.cpp's server is not installed: pip install 'kakeya[peers]', name a program with "
-            "--llama-server, or leave llama out of --ways"
+            f"--llama-server, or {without}"
         )
 
 
@@ -52,21 +55,23 @@ class LlamaServer(LineProcess):
 
     name = "llama.cpp's server"
 
-    def __init__(self, model_path: str, threads: int, program: str | None = None, context: int = 0) -> None:
+    def __init__(
+        self, model_path: str, threads: int, program: str | None = None, context: int = 0, slots: int = 1
+    ) -> None:
         super().__init__(("-m", "kakeya.bench.peers.llama_server"))
-        request = {"path": model_path, "threads": threads, "program": program, "context": context}
-        self.facts: dict[str, Any] = self.open(request)
+        request = {"path": model_path, "threads": threads, "program": program}
+        self.facts: dict[str, Any] = self.open({**request, "context": context, "slots": slots})
         self.address: str = self.facts.pop("address")
         self.server_pid: int = self.facts.pop("pid")
 
 
 @contextmanager
-def _packaged(path: str, threads: int, context: int) -> Iterator[dict[str, Any]]:
+def _packaged(path: str, threads: int, context: int, slots: int) -> Iterator[dict[str, Any]]:
     """The server in the package, in this process."""
     library = import_module(PACKAGE)
     params = library.CommonParams()
     params.model.path = path
-    params.n_ctx, params.n_parallel, params.n_gpu_layers = context, 1, 0
+    params.n_ctx, params.n_parallel, params.n_gpu_layers = context, slots, 0
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     try:
         server = library.Server(params)
@@ -80,12 +85,12 @@ def _packaged(path: str, threads: int, context: int) -> Iterator[dict[str, Any]]
 
 
 @contextmanager
-def _built(program: str, path: str, threads: int, context: int) -> Iterator[dict[str, Any]]:
+def _built(program: str, path: str, threads: int, context: int, slots: int) -> Iterator[dict[str, Any]]:
     """A `llama-server` program, as a child of this process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         host, port = probe.getsockname()
-    work = ("-m", path, "-c", context, "-np", 1, "-t", threads, "-tb", threads, "-ngl", 0)
+    work = ("-m", path, "-c", context, "-np", slots, "-t", threads, "-tb", threads, "-ngl", 0)
     command = [program, *map(str, work), "--host", host, "--port", str(port)]
     # What it says goes where our own errors go; stdout is for replies.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
@@ -130,7 +135,7 @@ def main() -> None:
     with ExitStack() as stack:
 
         def opened(request: Mapping[str, Any]) -> dict[str, Any]:
-            where = (request["path"], request["threads"], request["context"])
+            where = tuple(request[name] for name in ("path", "threads", "context", "slots"))
             program = request["program"]
             server = _packaged(*where) if program is None else _built(program, *where)
             told = stack.enter_context(server)
