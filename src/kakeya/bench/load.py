@@ -36,7 +36,7 @@ KEEPS_UP = 0.9
 # What a server may use of one core while the other one is timed.
 QUIET_LIMIT = 0.05
 # How long a server that was left with work may take to be quiet again, and how long each look at it takes.
-SETTLE_S, LOOK_S = 60.0, 0.25
+SETTLE_S, LOOK_S = 60.0, 0.5
 # How long the chats of the warm-up may take.
 WARM_UP_S = 120.0
 NO_PEER = "no peer in this run: use --peers"
