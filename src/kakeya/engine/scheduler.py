@@ -7,9 +7,9 @@ from typing import Protocol, TypeVar
 from kakeya.config import EngineConfig
 from kakeya.engine.batch import PlannedSegment, decode_segment, prefill_segment
 from kakeya.engine.beginnings import GRANULE, Beginnings
-from kakeya.engine.pace import Pace
 from kakeya.engine.request import FINISHED, Request
 from kakeya.engine.sequence import TokenSequence
+from kakeya.engine.stall import StallLimit
 
 
 class Scheduler:
@@ -29,7 +29,7 @@ class Scheduler:
         self._served: dict[str, int] = {}
         self._queued = 0
         self._streamed = 0
-        self._pace = Pace(config.max_stall_ms / 1000)
+        self._stall = StallLimit(config.max_stall_ms / 1000)
         self._prompt_rows, self._has_streams = 0, False  # of the last plan
         self.changes = 0
         """Goes up with every request that comes or goes."""
@@ -84,7 +84,7 @@ class Scheduler:
 
     def learn(self, seconds: float) -> None:
         """What was planned last has taken so long."""
-        self._pace.learn(self._prompt_rows, seconds, has_streams=self._has_streams)
+        self._stall.learn(self._prompt_rows, seconds, has_streams=self._has_streams)
 
     def may_repeat(self, segments: Sequence[PlannedSegment]) -> bool:
         """Whether a plan would be these single tokens again: they are all there is, and all may go on."""
@@ -128,7 +128,7 @@ class Scheduler:
         """Rows of prompts in a step that has so many rows of streams."""
         budget, block = self._config.step_tokens, self._config.block_tokens
         free = budget - stream_rows
-        paced = self._pace.rows(max(free, 0)) if stream_rows else free
+        paced = self._stall.rows(max(free, 0)) if stream_rows else free
         if self._any_cut:
             return max(paced, min(GRANULE, budget // 2))
         if free >= block:

@@ -4,7 +4,7 @@ _LEAST_ROWS = 8
 _WEIGHT = 0.2  # of the newest step: the last dozen count
 
 
-class Pace:
+class StallLimit:
     """Keeps the steps that streams wait for within `limit_seconds`; 0 is no limit.
 
     Where the streams alone take as long, prompts add half of that: they must get on as well.

@@ -2,15 +2,15 @@
 
 import pytest
 
-from kakeya.engine.pace import Pace
+from kakeya.engine.stall import StallLimit
 
 
-def taught(limit: float, streams: float, row: float) -> Pace:
-    pace = Pace(limit)
+def taught(limit: float, streams: float, row: float) -> StallLimit:
+    limit = StallLimit(limit)
     for _ in range(50):
-        pace.learn(0, streams, has_streams=True)
-        pace.learn(32, streams + 32 * row, has_streams=True)
-    return pace
+        limit.learn(0, streams, has_streams=True)
+        limit.learn(32, streams + 32 * row, has_streams=True)
+    return limit
 
 
 def test_a_step_keeps_within_the_limit() -> None:
@@ -18,13 +18,13 @@ def test_a_step_keeps_within_the_limit() -> None:
 
 
 def test_what_came_alone_tells_the_price_of_a_row() -> None:
-    pace = Pace(0.040)
-    pace.learn(100, 0.1, has_streams=False)
-    assert pace.rows(256) in (39, 40)
+    limit = StallLimit(0.040)
+    limit.learn(100, 0.1, has_streams=False)
+    assert limit.rows(256) in (39, 40)
 
 
 def test_nothing_is_known_at_first() -> None:
-    assert Pace(0.040).rows(256) == 256
+    assert StallLimit(0.040).rows(256) == 256
 
 
 def test_no_limit() -> None:
@@ -41,7 +41,7 @@ def test_some_rows_always_go(most: int, expected: int) -> None:
 
 
 def test_old_steps_are_forgotten() -> None:
-    pace = taught(0.040, 0.010, 0.001)
+    limit = taught(0.040, 0.010, 0.001)
     for _ in range(50):
-        pace.learn(32, 0.010 + 32 * 0.0005, has_streams=True)
-    assert pace.rows(256) in (59, 60)
+        limit.learn(32, 0.010 + 32 * 0.0005, has_streams=True)
+    assert limit.rows(256) in (59, 60)
