@@ -5,8 +5,8 @@ import pytest
 from kakeya.engine.stall import StallLimit
 
 
-def taught(limit: float, streams: float, row: float) -> StallLimit:
-    limit = StallLimit(limit)
+def taught(seconds: float, streams: float, row: float) -> StallLimit:
+    limit = StallLimit(seconds)
     for _ in range(50):
         limit.learn(0, streams, has_streams=True)
         limit.learn(32, streams + 32 * row, has_streams=True)
