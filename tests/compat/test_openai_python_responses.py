@@ -55,7 +55,7 @@ def test_fifty_turns_cost_the_same(client: OpenAI, model: str) -> None:
         began = time.monotonic()
         response = client.responses.create(
             model=model,
-            input=f"This is message number {turn + 100}. Please answer it.",
+            input=f"Of fifty messages this is number {turn + 100}. Please answer it.",
             previous_response_id=last and last.id,
             **SHORT,
         )
