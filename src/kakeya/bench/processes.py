@@ -111,7 +111,7 @@ class ChildProcess:
     ) -> None:
         self._own_session = own_session
         # Closed by `close`; a pipe nobody reads could fill up and stall the process.
-        self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.PIPE,
@@ -155,8 +155,9 @@ class ChildProcess:
 
     def said(self) -> str:
         """All that it has written so far on its error stream."""
-        self._said.seek(0)
-        return self._said.read()
+        # The process writes where its file stands, and ours is the same: reading must not move it.
+        handle = self._said.fileno()
+        return os.pread(handle, os.fstat(handle).st_size, 0).decode("utf-8", "replace")
 
     def last_words(self) -> str:
         """The last line that it wrote; one of ours if there is any, which others may have been put after."""
