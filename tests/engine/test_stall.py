@@ -23,6 +23,10 @@ def test_what_came_alone_tells_the_price_of_a_row() -> None:
     assert limit.rows(256) in (39, 40)
 
 
+def test_prompts_alone_have_four_times_as_long() -> None:
+    assert taught(0.040, 0.010, 0.001).rows(256, has_streams=False) in (159, 160)
+
+
 def test_nothing_is_known_at_first() -> None:
     assert StallLimit(0.040).rows(256) == 256
 

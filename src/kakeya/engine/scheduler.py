@@ -128,7 +128,7 @@ class Scheduler:
         """Rows of prompts in a step that has so many rows of streams."""
         budget, block = self._config.step_tokens, self._config.block_tokens
         free = budget - stream_rows
-        paced = self._stall.rows(max(free, 0)) if stream_rows else free
+        paced = self._stall.rows(max(free, 0), has_streams=stream_rows > 0)
         if self._any_cut:
             return max(paced, min(GRANULE, budget // 2))
         if free >= block:
