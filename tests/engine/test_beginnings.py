@@ -196,6 +196,17 @@ def test_a_warm_beginning_is_everybodys_and_stays(make_engine: MakeEngine) -> No
         assert answer == ask(alone, BEGINNING[:60])[1]
 
 
+def test_a_warm_beginning_stays_though_sessions_have_had_it(make_engine: MakeEngine) -> None:
+    """One in the cache that could be evicted, or a live session, must not be in its way."""
+    engine = make_engine(prefix_cache_bytes=FEW_BYTES, share_beginnings=ShareBeginnings.SERVER)
+    engine.close(ask(engine, BEGINNING[:20])[0])
+    ask(engine, BEGINNING[:40])
+    assert engine.warm(BEGINNING[:48])
+    for index in range(4):
+        engine.close(ask(engine, [index + 5] * 40)[0])
+    assert ask(engine, [*BEGINNING[:48], 9], "another")[2] == 48
+
+
 def test_a_warm_beginning_that_does_not_fit(make_engine: MakeEngine) -> None:
     engine = make_engine(prefix_cache_bytes=FEW_BYTES)
     assert engine.warm(BEGINNING[:48])

@@ -52,8 +52,8 @@ class GranuleCache:
     def held_bytes(self) -> int:
         return (len(self._pool.granules) - len(self._free)) * self._pool.granules[:1].nbytes
 
-    def put(self, digest: bytes, slab: KVSlab, start: int, *, keep: bool) -> None:
-        """Copy a granule from a slab, which makes it the most recently used one; `keep` it for ever."""
+    def put(self, digest: bytes, slab: KVSlab, start: int) -> None:
+        """Copy a granule from a slab, which makes it the most recently used one."""
         if digest in self:
             self._touch(digest)
             return
@@ -62,7 +62,15 @@ class GranuleCache:
             return
         for mine, theirs in self._pairs(place, slab, start):
             mine.copy_(theirs)
-        (self._kept if keep else self._places)[digest] = place
+        self._places[digest] = place
+
+    def keep(self, digest: bytes) -> None:
+        """Never evict a granule, if it is here."""
+        if digest in self._places:
+            self._kept[digest] = self._places.pop(digest)
+
+    def keeps(self, digest: bytes) -> bool:
+        return digest in self._kept
 
     def get(self, digest: bytes, slab: KVSlab, start: int) -> None:
         """Copy a granule into a slab."""
@@ -147,16 +155,17 @@ class Beginnings:
         evictions = self._cache.evictions
         # From the end: no granule is of use without those before it, so they are to be evicted after it.
         for index in reversed(range(min(len(held), _intact(sequence.slab) // self._granule))):
-            if is_last[index]:
-                keep = sequence.owner == COMMON
-                self._cache.put(held[index], sequence.slab, index * self._granule, keep=keep)
+            if is_last[index] or sequence.owner == COMMON:
+                self._cache.put(held[index], sequence.slab, index * self._granule)
+            if sequence.owner == COMMON:
+                self._cache.keep(held[index])
         self._observer.prefix_cache(self._cache.held_bytes, self._cache.evictions - evictions)
 
     def is_kept(self, token_ids: Sequence[int]) -> bool:
         """Whether all whole granules of a common beginning are in the cache, where they stay."""
         chain: list[bytes] = []
         self._lengthen(chain, COMMON, array("i", token_ids), len(token_ids) // self._granule)
-        return all(digest in self._cache for digest in chain)
+        return all(map(self._cache.keeps, chain))
 
     # What others find.
 
