@@ -1,24 +1,34 @@
 """The runtime over the real default model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from kakeya.config import CacheConfig, EngineConfig
-from kakeya.errors import InvalidArgument, ModelNotFound, ResourceExhausted, SessionNotFound, StateMismatch
+from kakeya.errors import (
+    ConfigError,
+    InvalidArgument,
+    ModelNotFound,
+    ResourceExhausted,
+    SessionNotFound,
+    StateMismatch,
+)
 from kakeya.runtime import Runtime
 from kakeya.types import (
     DoneEvent,
     KernelChoice,
     Numerics,
     SamplingParams,
+    ShareBeginnings,
     StopReason,
     TokenEvent,
     WeightFormat,
 )
+from support import tiny
 
+OpenTiny = Callable[..., Runtime]
 CONFIG = EngineConfig(cache=CacheConfig(sink=4, window=64), capacity=3, numerics=Numerics.EXACT)
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer with one word."}]
 
@@ -186,3 +196,25 @@ def test_scores_are_next_token_logits(runtime: Runtime) -> None:
     assert logits.shape == (len(tokens), 49152)
     assert runtime.tokenizer.decode([int(logits[-1].argmax())]) == " Paris"
     assert torch.equal(logits, runtime.score(tokens))
+
+
+def test_a_beginning_is_warm_for_every_owner(open_tiny: OpenTiny) -> None:
+    runtime = open_tiny(
+        tiny.engine_config(4, 96, 8, numerics=Numerics.EXACT, prefix_cache_bytes=2 * 16 * 512)
+    )
+    beginning = [5 + index % 50 for index in range(40)]
+    runtime.warm(beginning)
+    session = runtime.create_session(owner="somebody")
+    runtime.append(session, [*beginning, 7], owner="somebody")
+    list(runtime.generate(session, 1, owner="somebody"))
+    assert runtime.info(session, owner="somebody").shared_tokens == 32
+    with pytest.raises(
+        ConfigError, match="40 tokens takes 20,480 bytes and does not fit into the 16,384 bytes"
+    ):
+        runtime.warm([9] * 40)
+
+
+def test_nothing_is_warm_where_nothing_is_shared(open_tiny: OpenTiny) -> None:
+    runtime = open_tiny(tiny.engine_config(share_beginnings=ShareBeginnings.OFF))
+    with pytest.raises(ConfigError, match="share_beginnings is off"):
+        runtime.warm([5] * 40)

@@ -1,18 +1,12 @@
 """Settings of a verb: from flags, the environment and a file, and printed so that they can be read back."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
 
-from support.programs import Outcome, Run
+from support.programs import Run
 
 pytestmark = pytest.mark.usefixtures("usual_logs")
-
-
-def settings(outcome: Outcome) -> dict[str, object]:
-    assert outcome.status == 0, outcome.err
-    return tomllib.loads(outcome.out)
 
 
 def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
@@ -23,7 +17,7 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
     monkeypatch.setenv("KAKEYA_WINDOW", "200")
     monkeypatch.setenv("KAKEYA_SINK", "20")
     outcome = run("serve", "--config", str(file), "--window", "300", "--print-config")
-    given = settings(outcome)
+    given = outcome.settings()
     assert (given["window"], given["sink"], given["bind"]) == (300, 20, "127.0.0.1:1")
     assert (given["log-format"], given["max-concurrent-rpcs"]) == ("json", 1024)
     lines = outcome.out.splitlines()
@@ -40,8 +34,8 @@ def test_what_is_printed_can_be_read_back(run: Run, tmp_path: Path) -> None:
     shown = [line for line in first.out.splitlines() if not line.startswith("print-config")]
     (tmp_path / "shown.toml").write_text("\n".join(shown))
     second = run("serve", "--config", str(tmp_path / "shown.toml"), "--print-config")
-    expected = settings(first) | {"config": str(tmp_path / "shown.toml")}
-    assert settings(second) == expected
+    expected = first.settings() | {"config": str(tmp_path / "shown.toml")}
+    assert second.settings() == expected
 
 
 def refusal(run: Run, *arguments: str) -> str:
@@ -76,6 +70,6 @@ def test_a_value_of_the_wrong_kind_is_refused(run: Run, tmp_path: Path, content:
 def test_underscores_and_lists_are_fine_in_a_file(run: Run, tmp_path: Path) -> None:
     (tmp_path / "good.toml").write_text('max_batch_tokens = 512\napi-key = ["one", "two"]\ninsecure = true\n')
     outcome = run("serve", "--config", str(tmp_path / "good.toml"), "--print-config")
-    given = settings(outcome)
+    given = outcome.settings()
     assert (given["max-batch-tokens"], given["insecure"]) == (512, True)
     assert "# api-key is set by file, and not shown" in outcome.out

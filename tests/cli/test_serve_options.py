@@ -1,6 +1,5 @@
 """The settings of `kakeya serve`: where they come from and what is refused."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,14 +8,9 @@ from kakeya.cli.serve_options import ServeOptions
 from kakeya.config import AdmissionConfig, ServerConfig, TlsConfig
 from kakeya.serving.keys import hash_key
 from kakeya.types import AdmissionPolicy
-from support.programs import Outcome, Run
+from support.programs import Run
 
 pytestmark = pytest.mark.usefixtures("usual_logs")
-
-
-def settings(outcome: Outcome) -> dict[str, object]:
-    assert outcome.status == 0, outcome.err
-    return tomllib.loads(outcome.out)
 
 
 def test_every_flag_has_an_environment_twin(
@@ -44,7 +38,7 @@ def test_every_flag_has_an_environment_twin(
     monkeypatch.setenv("KAKEYA_CORS_ORIGIN", "https://a.example https://b.example")
     values["cors-origin"] = ["https://a.example", "https://b.example"]
     outcome = run("serve")
-    assert settings(outcome) == values
+    assert outcome.settings() == values
     assert "# api-key is set by environment, and not shown" in outcome.out.splitlines()
     fields = {field.replace("_", "-") for field in ServeOptions.__dataclass_fields__}
     assert fields == set(values) | {"api-key"}
@@ -150,3 +144,18 @@ def test_admission_follows_from_its_flags() -> None:
         max_concurrent=3, admission=AdmissionPolicy.REJECT, queue_depth=4, queue_max_wait_s=5
     )
     assert options.admission_config() == AdmissionConfig(3, AdmissionPolicy.REJECT, 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("written", "fault"), [('{"text": ', "line 1: not a JSON object"), (None, "cannot be read")]
+)
+def test_beginnings_that_cannot_be_read_are_named(
+    run: Run, tmp_path: Path, written: str | None, fault: str
+) -> None:
+    file = tmp_path / "beginnings.jsonl"
+    if written is not None:
+        file.write_text(written)
+    outcome = run("serve", "--warm-prefix", str(file))
+    assert outcome.status == 2
+    assert str(file) in outcome.err.replace("\n", "")
+    assert fault in " ".join(outcome.err.split())

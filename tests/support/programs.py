@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,11 @@ class Outcome:
     status: int
     out: str
     err: str
+
+    def settings(self) -> dict[str, object]:
+        """What `--print-config` printed."""
+        assert self.status == 0, self.err
+        return tomllib.loads(self.out)
 
 
 Run = Callable[..., Outcome]
