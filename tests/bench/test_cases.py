@@ -1,6 +1,6 @@
 import pytest
 
-from kakeya.bench.cases import CHOICES, LEAD_IN, LEAD_OUT, Case, Plan
+from kakeya.bench.cases import CHOICES, LEAD_IN, LEAD_OUT, SAMPLED_TURNS, Case, Plan
 from kakeya.errors import PeerFailed
 
 GREEDY, TOP_P, PENALTY = CHOICES
@@ -13,7 +13,7 @@ def test_the_full_plan_covers_what_the_targets_name() -> None:
     assert alone == tuple(Case(0, 1, history, 32) for history in (64, 1024, 2048, 4096, 16384))
     for group, history in ((short, 64), (longer, 1024)):
         assert group == tuple(Case(0, sessions, history, 16) for sessions in (8, 16, 32))
-    steps = {1: 64, 16: 32, 32: 32}
+    steps = {1: 32, 16: 16, 32: 16}
     assert sampled == tuple(Case(0, n, 64, steps[n], choice) for n in steps for choice in CHOICES)
     assert [choice.is_greedy for choice in CHOICES.values()] == [True, False, False]
     assert [choice.has_penalties for choice in CHOICES.values()] == [False, False, True]
@@ -41,7 +41,7 @@ def test_a_plan_knows_what_it_needs() -> None:
     assert Plan([(PROMPT,)]).sessions_at_once() == 1
     assert Plan([(PROMPT,), (Case(0, 5, 8, 1, GREEDY),)]).sessions_at_once() == 6
     prompt, batch, sampled = Plan.full().largest_of_each_kind()
-    assert (prompt, batch, sampled) == (Case(512), Case(0, 32, 1024, 16), Case(0, 32, 64, 32, PENALTY))
+    assert (prompt, batch, sampled) == (Case(512), Case(0, 32, 1024, 16), Case(0, 32, 64, 16, PENALTY))
 
 
 class Recorder:
@@ -65,17 +65,17 @@ class Recorder:
         self.prepared.clear()
 
 
-def test_sides_take_turns_and_swap_who_is_first_and_ours_samples_alone() -> None:
+def test_sides_take_turns_that_every_other_time_go_backwards_and_ours_samples_alone() -> None:
     log: list[str] = []
     announced: list[str] = []
     sides = [Recorder("a", log), Recorder("b", log)]
     plan = Plan([(PROMPT, DECODE), (SAMPLED,)])
     *_, speeds = plan.measure(sides, 2, announced.append)
-    assert log == ["a", "b", "a", "b", "b", "a", "b", "a", "a", "a"]
-    assert speeds["a", PROMPT] == [1.0, 6.0]
-    assert speeds["b", DECODE] == [4.0, 7.0]
+    assert log == ["a", "b", "a", "b", "b", "a", "b", "a"] + 2 * SAMPLED_TURNS * ["a"]
+    assert speeds["a", PROMPT] == [1.0, 8.0]
+    assert speeds["b", DECODE] == [4.0, 5.0]
     assert {key for key in speeds if key[1] == SAMPLED} == {("a", SAMPLED)}
-    assert len(announced) == plan.pieces_of_work(sides=2, repeats=2) == 15
+    assert len(announced) == plan.pieces_of_work(sides=2, repeats=2) == 13 + 2 * SAMPLED_TURNS
     assert sides[0].prepared == sides[1].prepared == set()
 
 
