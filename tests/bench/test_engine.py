@@ -160,6 +160,7 @@ def test_the_engine_is_checkpointed_group_by_group(
     assert [len(partial.sampled) for partial in measured.checkpoints] == [0, 0, 0, 6]
     facts = measured.run.facts
     assert facts["runtime"]["capacity"] == facts["engine"]["capacity"] == bench.plan().sessions_at_once()
+    assert facts["runtime"]["share_beginnings"] == "off", "or prompts would be copied, not computed"
     assert measured.results.memory.pool_bytes == facts["runtime"]["pool_bytes"]
     assert measured.results.peer is None
     assert measured.results.startup.ready_seconds.samples == (1.0,)

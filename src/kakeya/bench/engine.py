@@ -21,6 +21,7 @@ from kakeya.bench.stats import Samples, median_of_ratios, ratio
 from kakeya.bench.tables import MIB, Chart, Column, Series, Table, over
 from kakeya.bench.text import prose
 from kakeya.config import DEFAULT_MODEL
+from kakeya.types import ShareBeginnings
 
 PEER = LlamaProcess.name
 SPEED = "tokens/s"
@@ -158,7 +159,9 @@ class Engine(EngineBenchmark[EngineResults]):
         times = [launch(self.model, self.engine_config(capacity=1)) for _ in range(min(3, self.repeats))]
         startup = Startup(*map(Samples, zip(*times, strict=True)))
         work.piece(f"loading {self.model}")
-        config, before = self.engine_config(capacity=plan.sessions_at_once()), resident_bytes()
+        # Sessions have the same text, and each is to compute it.
+        shared = self.engine_config(capacity=plan.sessions_at_once())
+        config, before = replace(shared, share_beginnings=ShareBeginnings.OFF), resident_bytes()
         with Runtime.open(self.model, config) as runtime, ExitStack() as stack:
             opened, facts = resident_bytes(), runtime.describe()
             named = {"model": public_name(facts.model), "path": Path(facts.path)}
