@@ -64,7 +64,7 @@ def memory() -> Memory:
 
 @pytest.fixture(scope="module")
 def drafting(checkpoint: Path, memory: Memory) -> Iterator[Runtime]:
-    with tiny_runtime(checkpoint, CONFIG, proposer=FunctionProposer(memory)) as runtime:
+    with tiny_runtime(checkpoint, CONFIG, proposers=[FunctionProposer(memory)]) as runtime:
         yield runtime
 
 

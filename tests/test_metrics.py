@@ -253,6 +253,8 @@ def test_admission_counts_each_result(open_tiny: OpenTiny) -> None:
 class Prophet:
     """Knows what comes next, and gets every second guess wrong."""
 
+    name = "prophet"
+    is_free = False
     max_draft = 2
     hidden_layers = ()
 
@@ -269,6 +271,8 @@ class Prophet:
 
     def rollback(self, length: int) -> None: ...
 
+    def close(self) -> None: ...
+
     def _guess(self, position: int) -> list[int]:
         right, wrong = [*self.text, 0, 0][position : position + 2]
         return [right, (wrong + 1) % tiny.VOCAB]
@@ -277,10 +281,10 @@ class Prophet:
 def test_drafts_are_counted_with_what_became_of_them(open_tiny: OpenTiny) -> None:
     plain = open_tiny()
     *tokens, _ = answer(plain, new_session(plain), 12)
-    watched = Watched(open_tiny, proposer=Prophet(PROMPT + [token.token_id for token in tokens]))
+    watched = Watched(open_tiny, proposers=[Prophet(PROMPT + [token.token_id for token in tokens])])
     *drafted, done = answer(watched.runtime, new_session(watched.runtime), 12)
     assert drafted == tokens
-    assert watched.value("draft_tokens_total") == done.proposed_draft_tokens
-    assert watched.value("accepted_tokens_total") == done.accepted_draft_tokens
+    assert watched.value("draft_tokens_total", proposer="prophet") == done.proposed_draft_tokens
+    assert watched.value("accepted_tokens_total", proposer="prophet") == done.accepted_draft_tokens
     assert 0 < done.accepted_draft_tokens < done.proposed_draft_tokens
     assert watched.value("generation_tokens_total") == 12

@@ -31,6 +31,8 @@ ASKED: dict[str, Any] = {
     "numerics": Numerics.EXACT,
     "kernels": KernelChoice.TORCH,
     "threads": 3,
+    "proposer": "ngram",
+    "draft_tokens": 5,
 }
 
 
@@ -70,6 +72,8 @@ def test_every_engine_setting_reaches_the_engine_and_the_report() -> None:
         numerics=Numerics.EXACT,
         kernels=KernelChoice.TORCH,
         threads=3,
+        proposer="ngram",
+        draft_tokens=5,
     )
     reported = asdict(config.resolved())
     flat = reported | reported["cache"] | {"model": "some/model"}

@@ -57,6 +57,36 @@ _CUDA_BLOCK = 2048
 _CUDA_BESIDE, _CUDA_MOST_BESIDE = 256, 6144
 
 
+AUTO, NO_PROPOSER, NGRAM, MODEL = "auto", "none", "ngram", "model"
+
+
+@dataclass(frozen=True)
+class ProposerChoice:
+    """One proposer by its `kind`; `path` is that of a small model."""
+
+    kind: str
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.path}" if self.path else self.kind
+
+
+def parse_proposers(written: str) -> tuple[ProposerChoice, ...]:
+    """Proposers as an option names them, joined by `+`; none for `none`. Raises ConfigError."""
+    if written in (NO_PROPOSER, ""):
+        return ()
+    choices = tuple(ProposerChoice(*part.split(":", 1)) for part in written.split("+"))
+    for choice in choices:
+        if choice.kind not in (AUTO, NGRAM, MODEL) or (choice.kind == MODEL) != bool(choice.path):
+            raise ConfigError(
+                f"proposer must be auto, none, ngram or model:PATH, or several joined by +, got {written!r}"
+            )
+    kinds = [choice.kind for choice in choices]
+    if len(set(kinds)) < len(kinds) or (AUTO in kinds and len(kinds) > 1):
+        raise ConfigError(f"proposer names each kind once, and auto stands alone, got {written!r}")
+    return choices
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """How the engine runs: backend, numerics, batching and queues.
@@ -67,6 +97,8 @@ class EngineConfig:
 
     `prefix_cache_bytes` None is an eighth of the slabs. A step that carries streams takes about
     `max_stall_ms` with the rows of prompts beside them; 0 is no limit.
+
+    A `proposer` guesses at most `draft_tokens` tokens at once, and no more than fit into the spare slots.
     """
 
     backend: BackendChoice = BackendChoice.AUTO
@@ -82,7 +114,9 @@ class EngineConfig:
     max_waiting: int = 4096
     share_beginnings: ShareBeginnings = ShareBeginnings.OWNER
     prefix_cache_bytes: int | None = None
-    max_stall_ms: int = 40
+    max_stall_ms: int = 35
+    proposer: str = AUTO
+    draft_tokens: int = 8
 
     def __post_init__(self) -> None:
         _positive("capacity", self.capacity, most=2**20)
@@ -95,6 +129,8 @@ class EngineConfig:
         if self.prefix_cache_bytes is not None:
             _positive("prefix_cache_bytes", self.prefix_cache_bytes, least=0, most=2**50)
         _positive("max_stall_ms", self.max_stall_ms, least=0, most=60_000)
+        _positive("draft_tokens", self.draft_tokens, most=64)
+        parse_proposers(self.proposer)
         if self.step_tokens < self.block_tokens:
             raise ConfigError(
                 f"max_batch_tokens must be at least prefill_block, {self.block_tokens}, "
@@ -119,6 +155,15 @@ class EngineConfig:
             return _CPU_BATCH
         beside = min(-(-self.capacity // _CUDA_BESIDE) * _CUDA_BESIDE, _CUDA_MOST_BESIDE)
         return self.block_tokens + beside
+
+    @property
+    def proposers(self) -> tuple[ProposerChoice, ...]:
+        """Those in use, the first to be asked first."""
+        choices = parse_proposers(self.proposer)
+        if choices != (ProposerChoice(AUTO),):
+            return choices
+        # Looking up is free on a CPU. A device runs ahead of the host, which a draft makes it wait for.
+        return () if self.backend is BackendChoice.CUDA else (ProposerChoice(NGRAM),)
 
     def resolved(self) -> "EngineConfig":
         """The same with every number written out, as reports have it."""

@@ -59,8 +59,10 @@ class Metrics(EngineObserver):
         )
         self._generated = counter("kakeya_generation_tokens", "Tokens generated")
         self._evicted = counter("kakeya_evicted_tokens", "Tokens that left a window")
-        self._drafted = counter("kakeya_draft_tokens", "Tokens guessed by the proposer")
-        self._accepted = counter("kakeya_accepted_tokens", "Guessed tokens that the verifier kept")
+        self._drafted = counter("kakeya_draft_tokens", "Guessed tokens that were verified", ["proposer"])
+        self._accepted = counter(
+            "kakeya_accepted_tokens", "Guessed tokens that the verifier kept", ["proposer"]
+        )
 
     def _sessions(self) -> None:
         gauge, counter = partial(Gauge, registry=self.registry), partial(Counter, registry=self.registry)
@@ -120,9 +122,9 @@ class Metrics(EngineObserver):
         self._generated.inc()
         self._token_gap.observe(seconds)
 
-    def drafts(self, proposed: int, accepted: int) -> None:
-        self._drafted.inc(proposed)
-        self._accepted.inc(accepted)
+    def drafts(self, proposer: str, proposed: int, accepted: int) -> None:
+        self._drafted.labels(proposer).inc(proposed)
+        self._accepted.labels(proposer).inc(accepted)
 
     def tokens_evicted(self, tokens: int) -> None:
         self._evicted.inc(tokens)

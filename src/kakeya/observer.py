@@ -28,8 +28,8 @@ class EngineObserver:
     def next_token(self, seconds: float) -> None:
         """Each further token, this long after the one before it."""
 
-    def drafts(self, proposed: int, accepted: int) -> None:
-        """The verifier judged a block of guesses."""
+    def drafts(self, proposer: str, proposed: int, accepted: int) -> None:
+        """The verifier judged the guesses of a proposer for one session."""
 
     def tokens_evicted(self, tokens: int) -> None:
         """Committed tokens left a session's window."""

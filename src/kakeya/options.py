@@ -33,6 +33,13 @@ Model = Annotated[
 ]
 NumericMode = Annotated[Numerics, memory(help="`exact`: bits never depend on other sessions.")]
 Threads = Annotated[int | None, memory(help="CPU threads; all of them when left out.")]
+Proposer = Annotated[
+    str,
+    memory(
+        help="What guesses tokens ahead, for speed alone: `auto`, `none`, `ngram` (looks them up in the "
+        "session), `model:PATH` (a smaller model with the same tokenizer), or several joined by `+`."
+    ),
+]
 MaxTokens = Annotated[int, _answer(help="The most tokens of one answer.")]
 Temperature = Annotated[float, _answer(help="0 is greedy.")]
 TopP = Annotated[float, _answer(help="Keep the likeliest tokens that reach this probability.")]
@@ -57,6 +64,10 @@ class EngineOptions:
         KernelChoice, memory(help="Which code computes: our own (C++, on CUDA Triton) or torch.")
     ] = EngineConfig.kernels
     threads: Threads = None
+    proposer: Proposer = EngineConfig.proposer
+    draft_tokens: Annotated[int, memory(help="The most tokens that a proposer guesses at once.")] = (
+        EngineConfig.draft_tokens
+    )
 
     def engine_config(self, capacity: int | None = None) -> EngineConfig:
         """The engine's settings. Raises ConfigError naming the option that is wrong.

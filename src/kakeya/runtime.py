@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kakeya.config import DEFAULT_MODEL, EngineConfig, RuntimeConfig
 from kakeya.engine.constraint import Constraint
+from kakeya.engine.draft_length import DraftLength
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.scoring import score_blocks, score_tokens
@@ -20,6 +21,7 @@ from kakeya.errors import ConfigError, SessionNotFound, Unavailable
 from kakeya.loading import LoadedModel, load_model
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.observer import UNOBSERVED, EngineObserver
+from kakeya.proposers.opening import open_proposers
 from kakeya.sessions.answers import Answers, Call
 from kakeya.sessions.generating import GenerateListener, admission_result
 from kakeya.sessions.limits import Limits
@@ -56,7 +58,8 @@ class Runtime:
         settings: RuntimeConfig = _LOCAL,
         metrics: "Metrics | None" = None,
         tracing: Tracing | None = None,
-        proposer: Proposer | None = None,
+        proposers: Sequence[Proposer] = (),
+        draft_length: DraftLength | None = None,
     ) -> None:
         self.config = model.config
         self.settings = settings
@@ -69,7 +72,7 @@ class Runtime:
         self._metrics = metrics
         self._tracing = tracing
         self._observer: EngineObserver = metrics or UNOBSERVED
-        self._engine = Engine(model.backend, model.config, proposer, self._observer)
+        self._engine = Engine(model.backend, model.config, proposers, self._observer, draft_length)
         self._store = SessionStore()
         self._limits = Limits(settings.quotas)
         self._answers = Answers(settings.remembered_requests, settings.remembered_events)
@@ -86,16 +89,20 @@ class Runtime:
         *,
         name: str = "",
         tokenizer: Tokenizer | None = None,
-        proposer: Proposer | None = None,
+        proposers: Sequence[Proposer] | None = None,
     ) -> Self:
-        """Load a model as `load_model` does, and start the engine.
+        """Load a model as `load_model` does, and the proposers that `config` names, and start the engine.
 
+        Of guesses by `proposers` that are given instead, all are drafted.
         Without `settings` there are no quotas, and idle sessions are kept.
         Raises ModelError, and ConfigError for a model that does not fit in memory.
         """
-        observed = len(proposer.hidden_layers) if proposer is not None else 0
-        loaded = load_model(model, config or EngineConfig(), name, tokenizer, observed)
-        return cls(loaded, settings, metrics, tracing, proposer).start()
+        observed = {layer for proposer in proposers or () for layer in proposer.hidden_layers}
+        loaded = load_model(model, config or EngineConfig(), name, tokenizer, len(observed))
+        if proposers is not None:
+            return cls(loaded, settings, metrics, tracing, proposers).start()
+        loaded, proposers = open_proposers(loaded)
+        return cls(loaded, settings, metrics, tracing, proposers, DraftLength()).start()
 
     def start(self) -> Self:
         """Start the engine, and what closes idle sessions. Call it once."""
@@ -176,10 +183,12 @@ class Runtime:
         owner: str = LOCAL_OWNER,
         request_id: str = "",
         constraint: Constraint | None = None,
+        prediction: Sequence[int] = (),
     ) -> EventStream:
         """Start a generate; one at a time per session. Read or cancel the stream.
 
-        Only tokens that `constraint` allows are chosen; a constraint serves one generate. A repeated request
+        Only tokens that `constraint` allows are chosen; a constraint serves one generate. A `prediction` of
+        the answer makes it faster where it is right, and never changes it. A repeated request
         id gets the events that the reader of the first call took, and the event that ended it. While the
         first call still generates, it raises SessionBusy.
         """
@@ -187,9 +196,8 @@ class Runtime:
         def start() -> EventStream:
             try:
                 session = self._used(session_id, owner)
-                stream = self._generate(
-                    session, max_tokens, sampling or SamplingParams(), request_id, constraint
-                )
+                params = sampling or SamplingParams()
+                stream = self._generate(session, max_tokens, params, request_id, constraint, prediction)
             except BaseException as error:
                 self._observer.admission(admission_result(error))
                 raise
@@ -361,13 +369,16 @@ class Runtime:
         sampling: SamplingParams,
         request_id: str,
         constraint: Constraint | None,
+        prediction: Sequence[int],
     ) -> EventStream:
         self._limits.start_request(session.owner)
         listener = GenerateListener(session, request_id, self._limits, self.settings.remembered_events)
         try:
             if self._tracing is not None:
                 listener.span = self._tracing.generate(session.session_id, request_id, max_tokens, sampling)
-            return self._engine.generate(session.sequence, max_tokens, sampling, listener, constraint)
+            return self._engine.generate(
+                session.sequence, max_tokens, sampling, listener, constraint, prediction
+            )
         except BaseException as error:
             listener.refused(error)
             raise

@@ -255,3 +255,7 @@ class RuntimeFacts:
     backend: str = BackendChoice.CPU.value
     share_beginnings: str = ShareBeginnings.OFF.value
     prefix_cache_bytes: int = 0
+    proposer: str = "none"
+    draft_tokens: int = 0
+    proposer_bytes: int = 0
+    """What the slabs of a small model take, beside `pool_bytes`."""

@@ -24,7 +24,7 @@ def capacity(
     budget: str,
     available: int = 10**9,
     bytes_per_token: int = 1000,
-    prefix_bytes: Callable[[int], int] = lambda sessions: 0,
+    beside: Callable[[int], int] = lambda sessions: 0,
 ) -> int:
     return fitting_capacity(
         asked,
@@ -32,7 +32,7 @@ def capacity(
         bytes_per_token=bytes_per_token,
         slots=1000,
         available=available,
-        prefix_bytes=prefix_bytes,
+        beside=beside,
     )
 
 
@@ -46,12 +46,12 @@ def test_capacity_is_what_the_budget_holds() -> None:
 
 
 def test_beginnings_take_their_part_of_the_budget() -> None:
-    assert capacity(None, "90MB", prefix_bytes=lambda sessions: sessions * 10**6 // 8) == 80
-    assert capacity(None, "90MB", prefix_bytes=lambda sessions: 10 * 10**6) == 80
-    with pytest.raises(ConfigError, match=r"81 sessions = 81.0 MB, beside 10.0 MB for shared beginnings"):
-        capacity(81, "90MB", prefix_bytes=lambda sessions: 10 * 10**6)
+    assert capacity(None, "90MB", beside=lambda sessions: sessions * 10**6 // 8) == 80
+    assert capacity(None, "90MB", beside=lambda sessions: 10 * 10**6) == 80
+    with pytest.raises(ConfigError, match=r"81 sessions = 81.0 MB, beside 10.0 MB for shared"):
+        capacity(81, "90MB", beside=lambda sessions: 10 * 10**6)
     with pytest.raises(ConfigError, match="room for 0"):
-        capacity(None, "90MB", prefix_bytes=lambda sessions: 100 * 10**6)
+        capacity(None, "90MB", beside=lambda sessions: 100 * 10**6)
 
 
 def test_more_than_fits_is_refused_with_the_arithmetic() -> None:
@@ -59,7 +59,7 @@ def test_more_than_fits_is_refused_with_the_arithmetic() -> None:
         capacity(600, "50%")
     assert str(refused.value) == (
         "capacity 600 does not fit: 1,000 bytes per token x 1,000 slots = 1,000,000 bytes per session, "
-        "x 600 sessions = 600.0 MB, beside 0 bytes for shared beginnings, "
+        "x 600 sessions = 600.0 MB, beside 0 bytes for shared beginnings and a proposer, "
         "and the memory budget is 500.0 MB (50% of 1.0 GB free): room for 500. "
         "Lower --capacity or --window, or raise --memory-budget"
     )

@@ -31,6 +31,7 @@ def test_every_flag_has_an_environment_twin(
         "request-timeout-s": 18.5, "default-max-tokens": 19, "stored-responses": 20, "chat-matching": False,
         "held-conversations": 21, "chat-deprecation": False, "chat-sunset": "2031-02-03",
         "share-beginnings": "server", "prefix-cache-bytes": 22, "warm-prefix": "w", "max-stall-ms": 23,
+        "proposer": "ngram", "draft-tokens": 24,
     }  # fmt: skip
     for name, value in values.items():
         monkeypatch.setenv("KAKEYA_" + name.upper().replace("-", "_"), str(value))

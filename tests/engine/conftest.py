@@ -51,7 +51,8 @@ def make_engine(decoder: Decoder, paced: Callable[[Backend], Backend]) -> Iterat
 
     def make(config: EngineConfig | None = None, proposer: Proposer | None = None) -> Engine:
         config = config or tiny.engine_config()
-        engines.append(Engine(paced(tiny.make_backend(decoder, config)), config, proposer).start())
+        proposers = () if proposer is None else (proposer,)
+        engines.append(Engine(paced(tiny.make_backend(decoder, config)), config, proposers).start())
         return engines[-1]
 
     yield make

@@ -7,11 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from kakeya.engine.draft_length import DraftLength
 from kakeya.engine.engine import Engine
-from kakeya.engine.proposer import DraftRequest
+from kakeya.engine.proposer import DraftRequest, Proposer
+from kakeya.errors import InvalidArgument
+from kakeya.models.decoder import Decoder
+from kakeya.observer import EngineObserver
+from kakeya.proposers.ngram import LookUp
 from kakeya.types import DoneEvent, SamplingParams, TokenEvent
 from support import tiny
-from support.engines import GREEDY, say, tokens_of
+from support.engines import GREEDY, FunctionProposer, RunsAhead, done_of, say, tokens_of
 from support.reference import Oracle
 
 MakeEngine = Callable[..., Engine]
@@ -33,10 +38,15 @@ class Notebook:
     def export(self) -> Mapping[str, Tensor]:
         return {"observed": torch.tensor(self.observed)}
 
+    def close(self) -> None:
+        self.observed = []
+
 
 class Guesser:
     """Guesses with a function of the tokens so far, and checks what it observes."""
 
+    name = "guesser"
+    is_free = False
     max_draft = 3
     hidden_layers = (0, 1)
 
@@ -90,7 +100,7 @@ def test_drafts_change_the_speed_and_never_the_output(
     assert done.proposed_draft_tokens > 0
     if sampling is GREEDY and not wrong_every:
         assert done.accepted_draft_tokens == done.proposed_draft_tokens
-    assert drafted.read(sequence, lambda s: s.draft.observed) == list(range(len(prompt) + 24))
+    assert drafted.read(sequence, lambda s: s.draft.seats[0].state.observed) == list(range(len(prompt) + 24))
 
 
 def test_drafts_stop_at_an_eos(make_engine: MakeEngine, oracle: Oracle) -> None:
@@ -113,7 +123,7 @@ def test_a_cancel_rolls_drafts_back(make_engine: MakeEngine, oracle: Oracle) -> 
     stream.cancel()
     kept += tokens_of(stream)
     spoken = PROMPT * 4 + kept
-    assert engine.read(sequence, lambda s: s.draft.observed) == list(range(len(spoken) - 1))
+    assert engine.read(sequence, lambda s: s.draft.seats[0].state.observed) == list(range(len(spoken) - 1))
     assert say(engine, sequence, [4], 9) == oracle.greedy([*spoken, 4], 9, 2, 8)
 
 
@@ -121,11 +131,11 @@ def test_draft_state_travels_with_fork_and_export(make_engine: MakeEngine, oracl
     engine = make_engine(None, Guesser(clairvoyant(oracle)))
     sequence = engine.open("someone", [])
     say(engine, sequence, PROMPT, 3)
-    observed = engine.read(sequence, lambda s: list(s.draft.observed))
+    observed = engine.read(sequence, lambda s: list(s.draft.seats[0].state.observed))
     assert observed == list(range(7))
-    assert engine.read(engine.fork(sequence), lambda s: s.draft.observed) == observed
+    assert engine.read(engine.fork(sequence), lambda s: s.draft.seats[0].state.observed) == observed
     imported = engine.import_state(engine.export_state(sequence), "someone")
-    assert engine.read(imported, lambda s: s.draft.observed) == observed
+    assert engine.read(imported, lambda s: s.draft.seats[0].state.observed) == observed
 
 
 @pytest.mark.parametrize("guess", [[], [-1, 4], [tiny.VOCAB], [4] * 50])
@@ -154,4 +164,124 @@ def test_a_proposer_that_raises_costs_speed_only(
     engine = make_engine(None, proposer)
     sequence = engine.open("someone", [])
     assert say(engine, sequence, PROMPT, 12) == oracle.greedy(PROMPT, 12, 2, 8)
-    assert engine.read(sequence, lambda s: s.draft) is None
+    assert engine.read(sequence, lambda s: s.draft.seats[0].state) is None
+
+
+class FreeGuesser(FunctionProposer):
+    """Guesses by a function, at no cost."""
+
+    name = "free"
+    is_free = True
+
+
+class Priced(DraftLength):
+    """Rows cost what the test says, whatever they take."""
+
+    def __init__(self, row_seconds: float) -> None:
+        super().__init__()
+        for rows in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32):
+            self.costs.learn(rows, 1.0 + row_seconds * (rows - 1))
+        self.costs.learn = lambda rows, seconds: None  # type: ignore[method-assign]
+
+
+def drafted(
+    decoder: Decoder, proposers: Sequence[Proposer], length: DraftLength, count: int = 40
+) -> DoneEvent:
+    config = tiny.engine_config()
+    engine = Engine(tiny.make_backend(decoder, config), config, proposers, length=length).start()
+    sequence = engine.open("someone", [])
+    engine.append(sequence, PROMPT)
+    done = done_of(engine.generate(sequence, count, GREEDY))
+    engine.shutdown()
+    return done
+
+
+def always_wrong(oracle: Oracle) -> Callable[[Sequence[int]], list[int]]:
+    return lambda tokens: [(oracle.greedy(list(tokens), 1, 2, 8)[0] + 1) % tiny.VOCAB] * 3
+
+
+def test_a_free_proposer_that_is_never_right_drafts_nothing(decoder: Decoder, oracle: Oracle) -> None:
+    assert drafted(decoder, [FreeGuesser(always_wrong(oracle))], Priced(0.01)).proposed_draft_tokens == 0
+
+
+def test_a_free_proposer_drafts_once_it_was_right(decoder: Decoder, oracle: Oracle) -> None:
+    done = drafted(decoder, [FreeGuesser(clairvoyant(oracle))], Priced(0.01))
+    assert done.accepted_draft_tokens == done.proposed_draft_tokens > 20
+
+
+@pytest.mark.parametrize("make", [FreeGuesser, FunctionProposer])
+def test_nothing_is_drafted_where_rows_cost_as_much_as_steps(
+    decoder: Decoder, oracle: Oracle, make: Callable[..., Proposer]
+) -> None:
+    done = drafted(decoder, [make(clairvoyant(oracle))], Priced(1.0))
+    assert done.proposed_draft_tokens <= 2, "but for a try now and then"
+
+
+def test_a_costly_proposer_that_is_never_right_is_tried_ever_more_seldom(
+    decoder: Decoder, oracle: Oracle
+) -> None:
+    asked: list[int] = []
+
+    def wrong(tokens: Sequence[int]) -> list[int]:
+        asked.append(len(tokens))
+        return always_wrong(oracle)(tokens)
+
+    done = drafted(decoder, [FunctionProposer(wrong)], Priced(0.01), count=120)
+    assert done.accepted_draft_tokens == 0
+    assert 3 <= len(asked) <= 12
+
+
+def test_who_has_no_guess_leaves_it_to_the_next(decoder: Decoder, oracle: Oracle) -> None:
+    heard: dict[str, int] = {}
+
+    class Heard(EngineObserver):
+        def drafts(self, proposer: str, proposed: int, accepted: int) -> None:
+            heard[proposer] = heard.get(proposer, 0) + accepted
+
+    def at_times(tokens: Sequence[int]) -> list[int]:
+        return clairvoyant(oracle)(tokens)[:1] if len(tokens) % 3 == 0 else []
+
+    config = tiny.engine_config()
+    proposers = [FreeGuesser(at_times), FunctionProposer(clairvoyant(oracle))]
+    engine = Engine(tiny.make_backend(decoder, config), config, proposers, Heard()).start()
+    assert say(engine, engine.open("someone", []), PROMPT, 24) == oracle.greedy(PROMPT, 24, 2, 8)
+    engine.shutdown()
+    assert set(heard) == {"free", "function"}
+    assert min(heard.values()) > 0
+
+
+def test_a_prediction_is_drafted_from_the_first_token_on(decoder: Decoder, oracle: Oracle) -> None:
+    config = tiny.engine_config(spare=8)
+    expected = oracle.greedy(PROMPT, 30, 2, 8)
+    engine = Engine(tiny.make_backend(decoder, config), config, [LookUp(6)], length=Priced(0.01)).start()
+    sequence = engine.open("someone", [])
+    engine.append(sequence, PROMPT)
+    events = list(engine.generate(sequence, 30, GREEDY, prediction=expected))
+    engine.shutdown()
+    assert [event.token_id for event in events if isinstance(event, TokenEvent)] == expected
+    done = events[-1]
+    assert isinstance(done, DoneEvent)
+    assert done.accepted_draft_tokens >= 15
+
+
+def test_a_prediction_of_what_is_no_token_is_refused(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    sequence = engine.open("someone", [])
+    engine.append(sequence, PROMPT)
+    with pytest.raises(InvalidArgument, match=str(tiny.VOCAB)):
+        engine.generate(sequence, 3, GREEDY, prediction=[tiny.VOCAB])
+
+
+def test_a_device_runs_ahead_while_no_guess_has_a_chance(decoder: Decoder, oracle: Oracle) -> None:
+    config = tiny.engine_config()
+    hopeless, hopeful = FreeGuesser(always_wrong(oracle)), FreeGuesser(clairvoyant(oracle))
+    ahead = {}
+    for proposer in (hopeless, hopeful):
+        backend = RunsAhead(tiny.make_backend(decoder, config))
+        engine = Engine(backend, config, [proposer], length=Priced(0.01)).start()
+        said = say(engine, engine.open("someone", []), PROMPT, 90)
+        engine.shutdown()
+        assert said == oracle.greedy(PROMPT, 90, 2, 8)
+        ahead[proposer] = backend.pending_rows
+    assert ahead[hopeless] > 60
+    assert ahead[hopeful] < 40

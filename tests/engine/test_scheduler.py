@@ -93,6 +93,19 @@ def test_rows_of_prompts_beside_streams_follow_the_pace() -> None:
     assert sorted(room.step()) == [("reader", 8), ("talker", 1)]
 
 
+def test_a_step_that_ends_a_prompt_carries_little_else() -> None:
+    wide = tiny.engine_config(capacity=8, prefill_block=128, max_batch_tokens=128, max_stall_ms=40)
+    room = Room(wide, any_cut=True)
+    for _ in range(3):
+        room.start("same", 400)
+    assert room.step() == [("same", 128)]
+    room.scheduler.learn(128 * 0.002)
+    assert room.step() == [("same", 60)], "three times what fits into 40 ms"
+    short = room.start("same", 5)
+    assert room.step() == [("same", 5), ("same", 15)]
+    assert short.emitted == 1
+
+
 def test_every_stream_moves_while_a_prompt_is_read() -> None:
     room = Room(config())
     for index in range(5):

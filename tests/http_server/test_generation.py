@@ -113,12 +113,13 @@ def test_an_answer_without_calls_is_all_text() -> None:
 
 
 def test_usage_in_both_shapes() -> None:
-    usage = Usage(10, 3, 4, 2)
+    usage = Usage(10, 3, 4, 2, 1, 5)
     assert usage.to_chat() == {
         "prompt_tokens": 10,
         "completion_tokens": 3,
         "total_tokens": 13,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"accepted_prediction_tokens": 1, "rejected_prediction_tokens": 5},
         "dropped_tokens": 2,
     }
     assert usage.to_responses() == {

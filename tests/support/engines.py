@@ -66,10 +66,15 @@ class NothingKept:
     def export(self) -> Mapping[str, Tensor]:
         return {}
 
+    def close(self) -> None:
+        pass
+
 
 class FunctionProposer:
     """Guesses what `guess(tokens so far)` says, up to three tokens."""
 
+    name = "function"
+    is_free = False
     max_draft = 3
     hidden_layers = ()
 

@@ -100,6 +100,11 @@ def content_of(body: dict[str, Any], index: int = 0) -> str:
     return content
 
 
+def counted(body: dict[str, Any]) -> dict[str, Any]:
+    """The usage without the drafts, of which there are as many as paid at the time."""
+    return {name: value for name, value in body["usage"].items() if name != "completion_tokens_details"}
+
+
 def streamed_content(chunks: list[dict[str, Any]], index: int = 0) -> str:
     choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
     return "".join(choice["delta"].get("content") or "" for choice in choices)

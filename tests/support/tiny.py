@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from kakeya import kernels as native
-from kakeya.config import CacheConfig, EngineConfig
+from kakeya.config import NO_PROPOSER, CacheConfig, EngineConfig
 from kakeya.engine.beginnings import GRANULE
 from kakeya.engine.cpu.backend import CpuBackend, cpu_pool
 from kakeya.engine.cuda.backend import CudaBackend
@@ -173,7 +173,7 @@ def sentencepiece_files() -> TokenizerFiles:
 
 
 def engine_config(sink: int = 2, window: int = 8, spare: int = 4, **changes: object) -> EngineConfig:
-    """Small shapes, float32, torch kernels: what a test compares with the oracle."""
+    """Small shapes, float32, torch kernels, no drafts: what a test compares with the oracle."""
     base = EngineConfig(
         cache=CacheConfig(sink, window, spare),
         capacity=4,
@@ -184,6 +184,7 @@ def engine_config(sink: int = 2, window: int = 8, spare: int = 4, **changes: obj
         threads=2,
         prefill_block=8,
         max_batch_tokens=32,
+        proposer=NO_PROPOSER,
     )
     return replace(base, **changes)
 
@@ -218,7 +219,8 @@ def make_device_backend(
 
 
 def make_engine(decoder: Decoder, config: EngineConfig, proposer: Proposer | None = None) -> Engine:
-    return Engine(make_backend(decoder, config), config, proposer).start()
+    proposers = () if proposer is None else (proposer,)
+    return Engine(make_backend(decoder, config), config, proposers).start()
 
 
 @contextmanager

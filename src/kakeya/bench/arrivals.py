@@ -25,17 +25,18 @@ UNFINISHED = "not finished in time"
 
 @dataclass(frozen=True)
 class Arrival:
-    """A chat: when it is due, what it says, and how long its answer may be."""
+    """A chat: when it is due, what it says, how long its answer may be, and more fields of the request."""
 
     at_s: float
     messages: Sequence[Message]
     max_tokens: int
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     def request(self, address: str, model: str) -> bytes:
         """As it goes over the wire."""
         wanted = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
-        asked = {"model": model, "messages": self.messages, "max_tokens": self.max_tokens, **wanted}
-        body = json.dumps(asked).encode()
+        asked = {"model": model, "messages": self.messages, "max_tokens": self.max_tokens}
+        body = json.dumps({**asked, **wanted, **self.fields}).encode()
         head = (
             f"POST {PATH} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -89,7 +90,8 @@ def schedule(mix: Mix, rate: float, seconds: float, texts: Texts, seed: int) -> 
 class Outcome:
     """What came of a chat. Seconds count from when it was due; `ended_s` also when it was given up.
 
-    Tokens are as the server counts them; of an answer without end they are its pieces.
+    Tokens are as the server counts them; of an answer without end they are its pieces. Accepted and rejected
+    are those of drafts, where a server tells of them.
     """
 
     pieces_s: list[float] = field(default_factory=list)
@@ -98,6 +100,10 @@ class Outcome:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     failure: str | None = UNFINISHED
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
+    text: str = ""
+    finish_reason: str | None = None
 
     @property
     def first_token_s(self) -> float | None:
@@ -241,14 +247,20 @@ async def _read(reader: asyncio.StreamReader, outcome: Outcome, due: float) -> N
     async for event in _events(reader, chunked=chunked):
         if "error" in event:
             raise RemoteError(f"the stream failed: {event['error'].get('message')}")
-        if any(choice["delta"].get("content") for choice in event["choices"]):
-            outcome.pieces_s.append(time.perf_counter() - due)
-            outcome.tokens += 1
+        for choice in event["choices"]:
+            outcome.finish_reason = choice.get("finish_reason") or outcome.finish_reason
+            if said := choice["delta"].get("content"):
+                outcome.pieces_s.append(time.perf_counter() - due)
+                outcome.tokens += 1
+                outcome.text += said
         usage = event.get("usage") or usage
     if usage is None:
         raise RemoteError("the stream ended without its usage")
     outcome.tokens, outcome.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
     outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    drafts = usage.get("completion_tokens_details") or {}
+    outcome.accepted_tokens = drafts.get("accepted_prediction_tokens") or 0
+    outcome.rejected_tokens = drafts.get("rejected_prediction_tokens") or 0
 
 
 async def _events(reader: asyncio.StreamReader, *, chunked: bool) -> AsyncIterator[dict[str, Any]]:

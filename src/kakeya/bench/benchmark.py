@@ -15,8 +15,9 @@ from kakeya.bench.interrupts import Interruption, interruptible
 from kakeya.bench.processes import Bystanders
 from kakeya.bench.report import Gate
 from kakeya.bench.tables import Chart, Table
+from kakeya.config import NO_PROPOSER
 from kakeya.errors import ConfigError
-from kakeya.options import EngineOptions
+from kakeya.options import EngineOptions, Proposer
 
 Repeats = Annotated[int, typer.Option(help="Repetitions of every measurement; medians are reported.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A few seconds of the same work, to see that it runs.")]
@@ -93,7 +94,12 @@ class Benchmark(ABC, Generic[R]):
 
 @dataclass(frozen=True)
 class EngineBenchmark(EngineOptions, Benchmark[R]):
-    """One with the model and the engine of everybody else's flags."""
+    """One with the model and the engine of everybody else's flags.
+
+    It decodes plainly unless told otherwise: how often a text repeats itself should not decide our figures.
+    """
+
+    proposer: Proposer = NO_PROPOSER
 
     @property
     def model_to_fetch(self) -> str | None:

@@ -16,6 +16,7 @@ _PLACES = {
     "conversation": ("kakeya.bench.conversation", "Conversation"),
     "capacity": ("kakeya.bench.capacity", "Capacity"),
     "load": ("kakeya.bench.load", "Load"),
+    "speculation": ("kakeya.bench.speculation", "Speculation"),
     "overhead": ("kakeya.bench.overhead", "Overhead"),
 }
 KINDS = tuple(_PLACES)

@@ -59,18 +59,16 @@ def fitting_capacity(
     bytes_per_token: int,
     slots: int,
     available: int,
-    prefix_bytes: Callable[[int], int],
+    beside: Callable[[int], int],
 ) -> int:
     """How many sessions to make room for: what was asked, or what the budget holds.
 
-    `prefix_bytes`: what shared beginnings take beside so many sessions. Raises ConfigError with the
+    `beside`: what shared beginnings and a proposer take beside so many sessions. Raises ConfigError with the
     arithmetic when that does not fit.
     """
     session_bytes, room = bytes_per_token * slots, budget.bytes_of(available)
     counts = range(1, room // session_bytes + 1)
-    fitting = bisect_right(
-        counts, room, key=lambda sessions: sessions * session_bytes + prefix_bytes(sessions)
-    )
+    fitting = bisect_right(counts, room, key=lambda sessions: sessions * session_bytes + beside(sessions))
     wanted = min(fitting, MOST_BY_DEFAULT) if asked is None else asked
     if 1 <= wanted <= fitting:
         return wanted
@@ -79,7 +77,7 @@ def fitting_capacity(
     raise ConfigError(
         f"capacity {wanted} does not fit: {bytes_per_token:,} bytes per token x {slots:,} slots "
         f"= {session_bytes:,} bytes per session, x {wanted:,} sessions = {total}, "
-        f"beside {human_bytes(prefix_bytes(wanted))} for shared beginnings, "
+        f"beside {human_bytes(beside(wanted))} for shared beginnings and a proposer, "
         f"and the memory budget is {budget.in_words(available)}: room for {fitting:,}. "
         "Lower --capacity or --window, or raise --memory-budget"
     )

@@ -109,17 +109,22 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
         from kakeya.engine.slab import prefix_cache_bytes, slab_geometry
         from kakeya.loading import give_back_memory
         from kakeya.models.checkpoint import open_checkpoint
+        from kakeya.proposers.opening import proposer_memory
         from kakeya.runtime import Runtime
 
         checkpoint, engine = open_checkpoint(path), chosen_backend(asked)
         geometry = slab_geometry(checkpoint.config, engine)
+        small_model, its_slab = proposer_memory(engine)
         capacity = fitting_capacity(
             options.capacity,
             options.budget(engine.backend),
             bytes_per_token=geometry.bytes_per_token,
             slots=engine.cache.slots,
-            available=room_for_sessions(checkpoint, engine, options.capacity or MOST_BY_DEFAULT),
-            prefix_bytes=lambda sessions: prefix_cache_bytes(replace(engine, capacity=sessions), geometry),
+            available=room_for_sessions(checkpoint, engine, options.capacity or MOST_BY_DEFAULT)
+            - small_model,
+            beside=lambda sessions: (
+                prefix_cache_bytes(replace(engine, capacity=sessions), geometry) + sessions * its_slab
+            ),
         )
         engine = replace(engine, capacity=capacity)
         runtime = Runtime.open(checkpoint, engine, sessions, metrics, traces, name=options.model)

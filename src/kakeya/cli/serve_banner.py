@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import kakeya
 from kakeya.cli.console import Screen, human_bytes
-from kakeya.config import HttpConfig, Listening, ServerConfig
+from kakeya.config import NO_PROPOSER, HttpConfig, Listening, ServerConfig
 from kakeya.logs import LogFormat
 from kakeya.types import RuntimeFacts, ShareBeginnings
 
@@ -67,6 +67,9 @@ class Banner:
             among = "of one owner" if facts.share_beginnings == ShareBeginnings.OWNER else "of all owners"
             kept = human_bytes(facts.prefix_cache_bytes)
             yield f"  shares    the same beginnings of sessions {among}, and {kept} of closed ones, taken now"
+        if facts.proposer != NO_PROPOSER:
+            taken = f", {human_bytes(facts.proposer_bytes)}, taken now" if facts.proposer_bytes else ""
+            yield f"  drafts    up to {facts.draft_tokens} tokens where it pays, by {facts.proposer}{taken}"
         yield f"  callers   {self._callers()}"
         if http_url is not None:
             yield f"  http      {http_url}/ (console), {http_url}/v1 (OpenAI's API), {http_url}/openapi.json"

@@ -86,6 +86,8 @@ class ServerInfo:
     kv_bytes_per_session: int
     features: tuple[str, ...]
     eos_token_ids: tuple[int, ...]
+    proposer: str
+    """What guesses tokens ahead there, for speed alone."""
 
 
 def read(kind: type[V], message: Message, **others: Any) -> V:

@@ -20,6 +20,7 @@ from kakeya.engine.backend import Backend, Reduction, raise_if_lost
 from kakeya.engine.batch import score_segment
 from kakeya.engine.beginnings import COMMON, Beginnings
 from kakeya.engine.constraint import Constraint
+from kakeya.engine.draft_length import DraftLength
 from kakeya.engine.drafting import Drafter
 from kakeya.engine.inbox import Inbox
 from kakeya.engine.proposer import Proposer
@@ -42,6 +43,8 @@ from kakeya.observer import UNOBSERVED, EngineObserver
 from kakeya.types import SamplingParams, ShareBeginnings
 
 log = logging.getLogger(__name__)
+# How long a device runs ahead before proposers are asked again, where none of their guesses was right.
+_REST_STEPS = 32
 T = TypeVar("T")
 
 
@@ -57,13 +60,15 @@ class Engine:
         self,
         backend: Backend,
         config: EngineConfig,
-        proposer: Proposer | None = None,
+        proposers: Sequence[Proposer] = (),
         observer: EngineObserver = UNOBSERVED,
+        length: DraftLength | None = None,
     ) -> None:
         self._backend = backend
         self._config = config
         self._observer = observer
-        self._drafter = Drafter(proposer, backend.vocab_size) if proposer is not None else None
+        rest = _REST_STEPS if backend.runs_ahead else 0
+        self._drafter = Drafter(proposers, backend.vocab_size, length, rest) if proposers else None
         self._beginnings = self._shared_beginnings()
         self._scheduler = Scheduler(config, self._beginnings, any_cut=backend.any_cut)
         self._stepper = Stepper(backend, config, self._scheduler, self._drafter, self._beginnings)
@@ -113,13 +118,18 @@ class Engine:
         sampling: SamplingParams,
         listener: RequestListener | None = None,
         constraint: Constraint | None = None,
+        prediction: Sequence[int] = (),
     ) -> EventStream:
-        """Start generating; events arrive on the stream. `constraint` serves this generate only."""
+        """Start generating; events arrive on the stream. `constraint` serves this generate only.
+
+        `prediction`: what the caller expects as the answer. It may make it faster.
+        """
         _check_count("max_tokens", max_tokens)
         self._check_tokens(sampling.logit_bias)
+        self._check_tokens(prediction)
         listener = listener or RequestListener()
         stream = listener.make_stream(self._inbox.wake)
-        request = Request(sequence, stream, max_tokens, sampling, listener, constraint)
+        request = Request(sequence, stream, max_tokens, sampling, listener, constraint, prediction)
         self._inbox.ask(lambda: self._queue(request))
         return stream
 
@@ -171,7 +181,7 @@ class Engine:
             sequence = self._open(owner, state.eos_token_ids, state.sink)
             with self._released_on_failure(sequence):
                 restore(sequence, state)
-                sequence.draft = self._drafter.restore(state.draft) if self._drafter else None
+                sequence.replace_drafts(self._drafter.restore(state.draft) if self._drafter else None)
             self._beginnings.rests(sequence)
             return sequence
 
@@ -288,7 +298,7 @@ class Engine:
     def _open(self, owner: str, eos_token_ids: Sequence[int], pinned: int | None) -> TokenSequence:
         self._refuse_when_draining()
         slab = self._backend.pool.allocate(pinned)
-        draft = self._drafter.new_state() if self._drafter else None
+        draft = self._drafter.new_drafts() if self._drafter else None
         return TokenSequence(slab, owner, eos_token_ids, draft, self._observer, self._beginnings.release)
 
     def _queue(self, request: Request) -> None:
@@ -299,6 +309,8 @@ class Engine:
         if len(self._scheduler.active) >= self._config.max_waiting:
             raise ResourceExhausted(f"{self._config.max_waiting} requests are in flight already")
         self._scheduler.add(request)
+        if self._drafter is not None:
+            self._drafter.expect(request)
 
     @contextmanager
     def _released_on_failure(self, fresh: TokenSequence) -> Iterator[None]:
@@ -306,6 +318,7 @@ class Engine:
         try:
             yield
         except BaseException:
+            fresh.replace_drafts(None)
             self._backend.pool.release(fresh.slab)
             raise
 

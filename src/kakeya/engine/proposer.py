@@ -10,9 +10,13 @@ from typing import Protocol
 
 import torch
 
+from kakeya.types import SamplingParams
+
+GREEDY = SamplingParams()
+
 
 class DraftState(Protocol):
-    """What a proposer remembers of one session: fixed in size, and owned by that session.
+    """What a proposer remembers of one session, and owned by that session.
 
     It is forked, exported and dropped with the session.
     """
@@ -26,22 +30,41 @@ class DraftState(Protocol):
     def export(self) -> Mapping[str, torch.Tensor]:
         """The state as tensors; `Proposer.restore` takes them back."""
 
+    def close(self) -> None:
+        """The session is over: give back what the state holds. Called once."""
+
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """One decoding session that wants guesses: at most `limit` tokens that follow `tokens`."""
+    """One decoding session that wants guesses: at most `limit` tokens that follow `tokens`.
+
+    The generate began behind the first `prompt_length` tokens. Its caller expects `prediction` as the
+    answer, or parts of it. It is empty where nothing was predicted.
+    """
 
     state: DraftState
     tokens: Sequence[int]
     limit: int
+    sampling: SamplingParams = GREEDY
+    prompt_length: int = 0
+    prediction: Sequence[int] = ()
 
 
 class Proposer(Protocol):
     """Guesses for a batch of sessions. Called on the engine thread only."""
 
     @property
+    def name(self) -> str:
+        """What metrics call it."""
+
+    @property
     def max_draft(self) -> int:
         """The most tokens it ever guesses at once."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a guess costs next to nothing. Then it is asked in every step, and what it guesses is
+        compared with what comes even where nothing is drafted."""
 
     @property
     def hidden_layers(self) -> Sequence[int]:

@@ -15,7 +15,7 @@ token was taken has ended by itself: it is over with its own done event, whateve
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -69,6 +69,8 @@ class Request:
     sampling: SamplingParams
     listener: RequestListener = field(default_factory=RequestListener)
     constraint: Constraint | None = None
+    prediction: Sequence[int] = ()
+    """What the caller expects as the answer; empty where nothing is expected."""
     state: State = QUEUED
     prompt_length: int = 0
     cached_tokens: int = 0
@@ -125,11 +127,11 @@ class Request:
         self.started_at = time.monotonic()
         self.sequence.observer.request_started(self.started_at - self.queued_at, self.cached_tokens)
 
-    def count_drafts(self, proposed: int, accepted: int) -> None:
-        """The verifier has looked at guesses of the proposer."""
+    def count_drafts(self, proposer: str, proposed: int, accepted: int) -> None:
+        """The verifier has looked at guesses of a proposer."""
         self.proposed += proposed
         self.accepted += accepted
-        self.sequence.observer.drafts(proposed, accepted)
+        self.sequence.observer.drafts(proposer, proposed, accepted)
 
     def emit(self, token: TokenEvent) -> None:
         """Put a token on the stream."""

@@ -76,7 +76,7 @@ class Scheduler:
         streams = [decode_segment(each, drafts.get(each, ())) for each in ready if each.is_decoding]
         prompts = [each for each in ready if not each.is_decoding]
         stream_rows = sum(segment.rows for segment in streams)
-        room = self._room_for_prompts(stream_rows) if prompts else 0
+        room = self._room_for_prompts(stream_rows, prompts) if prompts else 0
         chosen = self._fair_share(streams, stream_rows, self._config.step_tokens - room)
         read = self._prompt_segments(prompts, room)
         self._prompt_rows, self._has_streams = sum(segment.rows for segment in read), bool(chosen)
@@ -124,11 +124,16 @@ class Scheduler:
 
     # Prompts.
 
-    def _room_for_prompts(self, stream_rows: int) -> int:
-        """Rows of prompts in a step that has so many rows of streams."""
+    def _room_for_prompts(self, stream_rows: int, prompts: Sequence[Request]) -> int:
+        """Rows of prompts in a step that has so many rows of streams.
+
+        A step that ends a prompt is as short as one with streams: it gives a first token.
+        """
         budget, block = self._config.step_tokens, self._config.block_tokens
         free = budget - stream_rows
-        paced = self._stall.rows(max(free, 0), has_streams=stream_rows > 0)
+        paced = self._stall.rows(max(free, 0))
+        if not stream_rows and all(_left(each) > paced for each in prompts):
+            paced = self._stall.rows(free, is_awaited=False)
         if self._any_cut:
             return max(paced, min(GRANULE, budget // 2))
         if free >= block:
@@ -164,8 +169,7 @@ class Scheduler:
         request.matched = self._beginnings.match(sequence, request.matched)
         if request.patience <= 0:
             return 0, request.number
-        left = len(sequence.tokens) - max(sequence.slab.written, request.matched)
-        return left, request.number
+        return _left(request), request.number
 
     def _next_prompt(self, queue: list[Request], room: int, computed: set[bytes]) -> PlannedSegment | None:
         """The next rows of the first prompt in the queue that fit, and that nobody else in the step computes:
@@ -213,6 +217,11 @@ class _Owned(Protocol):
 
 
 T = TypeVar("T", bound=_Owned)
+
+
+def _left(request: Request) -> int:
+    """Tokens of its prompt that nobody has computed, as far as was seen."""
+    return len(request.sequence.tokens) - max(request.sequence.slab.written, request.matched)
 
 
 def _by_owner(entries: Iterable[T]) -> dict[str, list[T]]:

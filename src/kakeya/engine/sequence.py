@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from kakeya.engine.proposer import DraftState
+from kakeya.engine.session_drafts import SessionDrafts
 from kakeya.engine.slab import KVSlab
 from kakeya.errors import InvariantViolation, SessionBusy, SessionNotFound
 from kakeya.observer import UNOBSERVED, EngineObserver
@@ -30,7 +30,7 @@ class TokenSequence:
         slab: KVSlab,
         owner: str,
         eos_token_ids: Sequence[int],
-        draft: DraftState | None,
+        draft: SessionDrafts | None,
         observer: EngineObserver = UNOBSERVED,
         leave: "Callable[[TokenSequence], None]" = lambda sequence: None,
     ) -> None:
@@ -74,7 +74,13 @@ class TokenSequence:
         self.slab.copy_from(other.slab)
         self.restore(other.tokens)
         self.shareable = other.shareable
-        self.draft = other.draft.fork() if other.draft is not None else None
+        self.replace_drafts(other.draft.fork() if other.draft is not None else None)
+
+    def replace_drafts(self, draft: SessionDrafts | None) -> None:
+        """Take over what proposers know of this history."""
+        if self.draft is not None:
+            self.draft.close()
+        self.draft = draft
 
     def commit(self) -> None:
         """Make history of what the reader has taken. Raises InvariantViolation when the slab disagrees."""
@@ -138,6 +144,8 @@ class TokenSequence:
 
     def _release(self) -> None:
         self._leave(self)
+        if self.draft is not None:
+            self.draft.close()
         self.slab.pool.release(self.slab)
 
     def _report_evicted(self) -> None:

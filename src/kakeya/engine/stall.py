@@ -1,7 +1,7 @@
 """How many rows of prompts go into a step beside streams, from what rows have cost so far."""
 
 _LEAST_ROWS = 8
-_ALONE = 4  # times the limit for steps of prompts alone: whoever comes next waits for them
+_ALONE = 3  # times the limit for steps of prompts alone: whoever comes next waits for them
 _WEIGHT = 0.2  # of the newest step: the last dozen count
 
 
@@ -24,12 +24,12 @@ class StallLimit:
         alone = self._streams_seconds if has_streams else 0.0
         self._row_seconds = _blend(self._row_seconds, max(seconds - alone, 0.0) / prompt_rows)
 
-    def rows(self, most: int, *, has_streams: bool = True) -> int:
-        """Rows of prompts in a step with or without streams, at most `most`."""
+    def rows(self, most: int, *, is_awaited: bool = True) -> int:
+        """Rows of prompts in a step, at most `most`. `is_awaited`: somebody gets a token by it."""
         if not self._limit or not self._row_seconds:
             return most
         beside = max(self._limit - self._streams_seconds, self._streams_seconds / 2)
-        seconds = beside if has_streams else _ALONE * self._limit
+        seconds = beside if is_awaited else _ALONE * self._limit
         return max(min(_LEAST_ROWS, most), min(most, int(seconds / self._row_seconds)))
 
 

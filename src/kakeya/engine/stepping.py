@@ -74,7 +74,13 @@ class Stepper:
             self._in_flight = None
             self._judge(step)
         if step is not None:
-            self._scheduler.learn(time.perf_counter() - began)
+            self._learn(step, time.perf_counter() - began)
+
+    def _learn(self, step: _Step, seconds: float) -> None:
+        """A step has taken so long, with its planning."""
+        self._scheduler.learn(seconds)
+        if self._drafter is not None and all(s.logit_rows == s.rows for s in step.segments):
+            self._drafter.learn(sum(segment.rows for segment in step.segments), seconds)
 
     def _plan(self) -> Sequence[PlannedSegment]:
         ready = self._scheduler.ready()
@@ -90,6 +96,8 @@ class Stepper:
         if before is None or before.changes != self._scheduler.changes:
             return None
         if not self._scheduler.may_repeat(before.segments):
+            return None
+        if self._drafter is not None and not self._drafter.rest():
             return None
         self._scheduler.repeat(before.segments)
         for segment in before.segments:
@@ -127,7 +135,7 @@ class Stepper:
 
         Longer segments may overwrite slots, which a rollback puts back: it cannot do so once more follow.
         """
-        if not self._backend.runs_ahead or self._drafter is not None:
+        if not self._backend.runs_ahead or (self._drafter is not None and not self._drafter.is_resting):
             return False
         goes_on = all(s.rows == 1 and s.request.emitted for s in segments)
         return goes_on and all(request.is_plain for request in requests)
@@ -193,8 +201,8 @@ class Stepper:
         is_prompt = not request.emitted
         if is_prompt:
             sequence.observer.prompt_computed(kept)
-        if segment.draft_count:
-            request.count_drafts(segment.draft_count, segment.draft_count - (segment.rows - kept))
+        if segment.draft_count and self._drafter is not None:
+            self._drafter.judged(segment, segment.draft_count - (segment.rows - kept))
         if chosen:
             request.in_flight -= 1
             if not request.emitted and sequence.dropped:

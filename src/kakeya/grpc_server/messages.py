@@ -126,6 +126,7 @@ def server_info(runtime: "Runtime") -> pb.GetServerInfoResponse:
         kv_bytes_per_session=facts.session_bytes,
         features=["fork", "list", "logprobs", "request-ids", f"{facts.numerics}-numerics"],
         eos_token_ids=model.eos_token_ids,
+        proposer=facts.proposer,
     )
 
 

@@ -19,13 +19,16 @@ class Usage:
     """What one or more generates took.
 
     `prompt_tokens` is the whole history when it began, `cached_tokens` the part that was computed before, and
-    `dropped_tokens` the part that has left the window by its end.
+    `dropped_tokens` the part that has left the window by its end. Of the guesses of a proposer that were
+    verified, so many were right and so many wrong.
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     dropped_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
     def to_chat(self) -> dict[str, Any]:
         return {
@@ -33,6 +36,10 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": self.accepted_prediction_tokens,
+                "rejected_prediction_tokens": self.rejected_prediction_tokens,
+            },
             "dropped_tokens": self.dropped_tokens,
         }
 
@@ -111,9 +118,11 @@ class Answer:
         grammar: Grammar | None = None,
         continues: Sequence[int] = (),
         tells_end: bool = False,
+        prediction: Sequence[int] = (),
     ) -> None:
-        """`continues` are tokens whose text the answer continues. With `tells_end` the token that ends the
-        answer is among its tokens. It never has a text. Raises InvalidArgument for an empty stop string."""
+        """`continues` are tokens whose text the answer continues, `prediction` what it may say. With
+        `tells_end` the token that ends the answer is among its tokens. It never has a text. Raises
+        InvalidArgument for an empty stop string."""
         self._state, self._runtime = sessions.state, sessions.runtime
         self._generate: Callable[[], EventSource] = partial(
             self._runtime.generate,
@@ -122,6 +131,7 @@ class Answer:
             sampling,
             owner=session.owner,
             constraint=None if grammar is None else grammar.start(),
+            prediction=prediction,
         )
         self._text = AnswerText(
             self._runtime.tokenizer,
@@ -164,6 +174,8 @@ class Answer:
             completion_tokens=self._text.token_count,
             cached_tokens=self._done.cached_token_count,
             dropped_tokens=max(0, history - self._runtime.config.cache.capacity),
+            accepted_prediction_tokens=self._done.accepted_draft_tokens,
+            rejected_prediction_tokens=self._done.proposed_draft_tokens - self._done.accepted_draft_tokens,
         )
 
     async def begin(self) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MESSAGES_PER_SECOND = 150
-# A reader of text does not see a tenth of a second.
-LONGEST_PAUSE_S = 0.1
+# So that many streams look as smooth as one: about what a step may take while prompts are read.
+LONGEST_PAUSE_S = 0.04
 
 
 class Pace:

@@ -49,6 +49,10 @@ class Tokenizer:
         """How many tokens the tokenizer knows. A model's own vocabulary may be padded beyond it."""
         return int(self._encoder.get_vocab_size(with_added_tokens=True))
 
+    def has_ids_of(self, other: "Tokenizer") -> bool:
+        """Whether every id stands for the same text in both."""
+        return bool(self._encoder.get_vocab() == other._encoder.get_vocab())
+
     @property
     def has_chat_template(self) -> bool:
         return self._template.exists

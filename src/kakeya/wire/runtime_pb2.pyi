@@ -236,7 +236,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "model_id", "model_fingerprint", "layers", "kv_heads", "head_dim", "vocab_size", "sink", "window", "capacity", "kv_bytes_per_session", "features", "eos_token_ids")
+    __slots__ = ("version", "model_id", "model_fingerprint", "layers", "kv_heads", "head_dim", "vocab_size", "sink", "window", "capacity", "kv_bytes_per_session", "features", "eos_token_ids", "proposer")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +250,7 @@ class GetServerInfoResponse(_message.Message):
     KV_BYTES_PER_SESSION_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSER_FIELD_NUMBER: _ClassVar[int]
     version: str
     model_id: str
     model_fingerprint: str
@@ -263,7 +264,8 @@ class GetServerInfoResponse(_message.Message):
     kv_bytes_per_session: int
     features: _containers.RepeatedScalarFieldContainer[str]
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[str] = ..., model_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., vocab_size: _Optional[int] = ..., sink: _Optional[int] = ..., window: _Optional[int] = ..., capacity: _Optional[int] = ..., kv_bytes_per_session: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    proposer: str
+    def __init__(self, version: _Optional[str] = ..., model_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., vocab_size: _Optional[int] = ..., sink: _Optional[int] = ..., window: _Optional[int] = ..., capacity: _Optional[int] = ..., kv_bytes_per_session: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., proposer: _Optional[str] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()

@@ -61,7 +61,8 @@ def llama_engines(tiny_llama: Path) -> Iterator[Pair]:
 def device_engine(tiny_llama: Path, request: pytest.FixtureRequest) -> Callable[..., Engine]:
     def make(proposer: Proposer | None = None, **changes: object) -> Engine:
         config = tiny.engine_config(**changes)
-        engine = Engine(make_device_backend(tiny_llama, config), config, proposer).start()
+        proposers = () if proposer is None else (proposer,)
+        engine = Engine(make_device_backend(tiny_llama, config), config, proposers).start()
         request.addfinalizer(engine.shutdown)
         return engine
 
@@ -145,7 +146,7 @@ def test_drafts_are_verified_and_change_nothing(tiny_llama: Path, llama_engines:
     for proposer in (right, wrong):
         for numerics in Numerics:
             config = tiny.engine_config(numerics=numerics)
-            engine = Engine(make_device_backend(tiny_llama, config), config, proposer).start()
+            engine = Engine(make_device_backend(tiny_llama, config), config, [proposer]).start()
             stream_of = engine.open("someone", [])
             engine.append(stream_of, [5, 9, 22])
             events = list(engine.generate(stream_of, 30, GREEDY))
@@ -187,7 +188,7 @@ def test_hidden_states_are_shown_in_segment_order(tiny_llama: Path, numerics: Nu
         make_device_backend(tiny_llama, config),
     ):
         watching = Watching()
-        engine = Engine(backend, config, watching).start()
+        engine = Engine(backend, config, [watching]).start()
         prompting, decoding = engine.open("prompting", []), engine.open("decoding", [])
         engine.append(decoding, [9] * 3)
         stream = engine.generate(decoding, 40, GREEDY)

@@ -303,8 +303,8 @@ def test_a_runtime_makes_room_for_its_proposer(tiny_llama: Path, monkeypatch: py
     monkeypatch.setattr(loading, "open_backend", opened)
     proposer = FunctionProposer(lambda tokens: [])
     proposer.hidden_layers = (0, 1)
-    for given in (None, proposer):
-        with tiny_runtime(tiny_llama, proposer=given):
+    for given in ((), [proposer]):
+        with tiny_runtime(tiny_llama, proposers=given):
             pass
     assert asked == [0, 2]
 

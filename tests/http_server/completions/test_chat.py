@@ -17,6 +17,7 @@ from support.http_clients import (
     Talker,
     assistant,
     content_of,
+    counted,
     decoded,
     generated,
     letter_bias,
@@ -105,6 +106,7 @@ def test_a_completion_has_the_shape_clients_expect(talker: Talker, runtime: Runt
         "completion_tokens": 3,
         "total_tokens": prompt + 3,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
         "dropped_tokens": 0,
     }
 
@@ -129,7 +131,7 @@ def test_streamed_and_whole_are_the_same(talker: Talker, seed: int) -> None:
     assert [each for part in told if part is not None for each in part["content"]] == logprobs_of(body)
     reasons = [chunk["choices"][0]["finish_reason"] for chunk in said]
     assert reasons == [None] * (len(said) - 1) + [body["choices"][0]["finish_reason"]]
-    assert (usage["choices"], usage["usage"]) == ([], body["usage"])
+    assert (usage["choices"], counted(usage)) == ([], counted(body))
     assert {chunk["usage"] for chunk in said} == {None}
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert len({chunk["id"] for chunk in chunks}) == 1
@@ -283,3 +285,17 @@ def test_http_and_grpc_say_the_same(model: Path) -> None:
         assert [spelt(runtime, token.id) for token in shown] == [each["bytes"] for each in told]
         logprobs = [each["logprob"] for each in told]
         assert [token.logprob for token in shown] == pytest.approx(logprobs, rel=1e-6)  # 32 bits on the wire
+
+
+def test_a_right_prediction_is_accepted_and_a_wrong_one_changes_nothing(
+    talker: Talker, runtime: Runtime
+) -> None:
+    # Letters only, so that the text has one spelling in tokens; and nothing that looking up would find.
+    settings = {"temperature": 2.0, "seed": 4, "max_tokens": 48, "logit_bias": letter_bias(runtime)}
+    said = content_of(talker.chat(HELLO, **settings))
+    accepted = []
+    for content in (said, [{"type": "text", "text": "nothing of the kind"}]):
+        body = talker.chat(HELLO, **settings, prediction={"type": "content", "content": content})
+        assert content_of(body) == said
+        accepted.append(body["usage"]["completion_tokens_details"]["accepted_prediction_tokens"])
+    assert accepted[0] > accepted[1]

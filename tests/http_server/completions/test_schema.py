@@ -32,7 +32,6 @@ def talker(server: HttpServer, runtime: Runtime) -> Iterator[Talker]:
         ("modalities", ["audio"]),
         ("modalities", []),
         ("moderation", {}),
-        ("prediction", {"type": "content"}),
         ("prompt_cache_options", {}),
         ("prompt_cache_retention", "24h"),
         ("reasoning_effort", "low"),
@@ -173,6 +172,9 @@ def test_the_name_of_a_tool_must_be_that_of_the_call(talker: Talker) -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"prediction": {"type": "content"}}, "prediction.content"),
+        ({"prediction": {"type": "content", "content": None}}, "prediction.content"),
+        ({"prediction": {"type": "guess", "content": "x"}}, "prediction.type"),
         (
             {"response_format": {"type": "text", "json_schema": {"name": "x", "schema": {}}}},
             "response_format",

@@ -138,15 +138,23 @@ class ChatService:
         messages = tuple(message.to_message() for message in request.messages)
         session = await self._session(owner, messages, tools)
         most = request.most_tokens or self._state.config.default_max_tokens
+        prediction = await self._prediction(request)
         choices: list[ChatChoice] = []
         for index, sampling in enumerate(request.samplings(request.choice_count)):
             own = session if index == 0 else await self._sessions.fork(session)
-            answer = Answer(self._sessions, own, most, sampling, request.stop, grammar)
+            answer = Answer(self._sessions, own, most, sampling, request.stop, grammar, prediction=prediction)
             choices.append(ChatChoice(index, own, answer, self.held, reads_calls=bool(choice.names)))
             stack.push_async_callback(choices[-1].release)
         for each in choices:  # not before all sessions are forked
             await each.answer.begin()
         return ChatCompletion(request, self._sessions.runtime.fingerprint, choices)
+
+    async def _prediction(self, request: ChatRequest) -> Sequence[int]:
+        """The predicted answer as tokens; none where nothing is predicted."""
+        if request.prediction is None or not request.prediction.content:
+            return ()
+        encode = self._sessions.runtime.tokenizer.encode
+        return await self._state.workers.call(encode, request.prediction.content)
 
     async def _session(self, owner: str, messages: Sequence[Message], tools: Sequence[Tool]) -> TextSession:
         """A session that ends with the last message: a held one that can be continued, or a new one."""

@@ -82,6 +82,12 @@ def _part_text(index: int, part: object) -> str:
     return part["text"]
 
 
+def _some_text(content: str | None) -> str:
+    if content is None:
+        raise ValueError("content must be a string or a list of text parts")
+    return content
+
+
 _TEXT_PART = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
@@ -180,6 +186,13 @@ class ResponseFormat(Strict):
         return self
 
 
+class Prediction(Strict):
+    """What the answer is expected to be, such as a file of which little is to change."""
+
+    type: Literal["content"]
+    content: Annotated[Text, AfterValidator(_some_text)]
+
+
 ChosenTool = Annotated[
     Literal["none", "auto", "required"] | ChatNamedFunction | None,
     BeforeValidator(of_type("tool choices", "function")),
@@ -193,7 +206,7 @@ def _text_only(modalities: list[str] | None) -> list[str] | None:
 
 
 @refuses(
-    "audio function_call functions moderation prediction prompt_cache_options prompt_cache_retention "
+    "audio function_call functions moderation prompt_cache_options prompt_cache_retention "
     "reasoning_effort verbosity web_search_options"
 )
 class ChatRequest(CompletionFields):
@@ -208,6 +221,7 @@ class ChatRequest(CompletionFields):
     tools: Annotated[list[ChatFunctionTool] | None, Field(max_length=MOST_TOOLS)] = None
     tool_choice: ChosenTool = None
     parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
     modalities: Annotated[list[str] | None, AfterValidator(_text_only)] = None
     metadata: Metadata = None
     service_tier: Literal["auto", "default"] | None = None

@@ -1,0 +1,124 @@
+"""How many tokens are drafted: as many as pay, from what was measured."""
+
+import pytest
+
+from kakeya.engine.draft_length import Acceptance, DraftLength, Offer, StepCosts
+
+
+def costs(**seconds: float) -> StepCosts:
+    """Measured step times by rows, such as r1=1.0."""
+    known = StepCosts()
+    for rows, value in seconds.items():
+        known.learn(int(rows[1:]), value)
+    return known
+
+
+def length(known: StepCosts) -> DraftLength:
+    decide = DraftLength()
+    decide.costs = known
+    return decide
+
+
+def test_costs_are_interpolated_between_what_was_measured() -> None:
+    known = costs(r1=1.0, r5=3.0)
+    assert known.seconds(1) == 1.0
+    assert known.seconds(3) == pytest.approx(2.0)
+    assert known.seconds(5) == 3.0
+
+
+def test_what_was_not_measured_costs_what_is_known_below_it() -> None:
+    assert StepCosts().seconds(9) == 0.0
+    assert costs(r1=1.0, r4=2.0).seconds(100) == 2.0
+    assert costs(r4=2.0).seconds(1) == 2.0
+
+
+def test_a_time_follows_the_machine_and_is_forgotten_when_stale() -> None:
+    known = costs(r1=1.0, r8=50.0)
+    for _ in range(60):
+        known.learn(1, 3.0)
+    assert known.seconds(1) == pytest.approx(3.0, rel=0.01)
+    assert known.seconds(8) == 50.0
+    for _ in range(500):
+        known.learn(1, 3.0)
+    assert known.seconds(8) == pytest.approx(3.0), "tried again, as if nobody had measured it"
+
+
+@pytest.mark.parametrize(
+    "rows_are, chance, drafted", [("free", 0.5, 8), ("free", 0.1, 0), ("dear", 0.9, 0), ("cheap", 0.95, 8)]
+)
+def test_as_many_are_drafted_as_pay(rows_are: str, chance: float, drafted: int) -> None:
+    each = {"free": 0.0, "cheap": 0.1, "dear": 1.0}[rows_are]
+    decide = length(costs(**{f"r{rows}": 1.0 + each * (rows - 1) for rows in (1, 2, 3, 4, 5, 6, 8, 10)}))
+    assert decide.counts(1, [Offer(chance, 8)]) == [drafted]
+
+
+def test_a_draft_ends_where_its_tokens_cease_to_pay() -> None:
+    decide = length(costs(**{f"r{rows}": 1.0 + 0.25 * (rows - 1) for rows in (1, 2, 3, 4, 5, 6, 8, 10)}))
+    (count,) = decide.counts(1, [Offer(0.7, 8)])
+    rates = [
+        (1 + sum(0.7**place for place in range(1, rows + 1))) / (1 + 0.25 * rows) for rows in range(1, 9)
+    ]
+    assert count == 1 + rates.index(max(rates))
+
+
+def test_who_is_right_more_often_drafts_more() -> None:
+    decide = length(costs(**{f"r{rows}": 4.0 + 0.3 * rows for rows in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20)}))
+    good, bad = decide.counts(2, [Offer(0.95, 8), Offer(0.3, 8)])
+    assert good > bad
+
+
+def test_a_crowd_that_fills_the_machine_drafts_nothing() -> None:
+    linear = length(costs(r64=64.0, r128=128.0, r512=512.0, r1024=1024.0))
+    assert linear.counts(64, [Offer(0.9, 8)] * 64) == [0] * 64
+
+
+def test_a_proposer_that_takes_longer_than_it_saves_is_not_asked() -> None:
+    decide = length(costs(r1=1.0, r10=1.0))
+    assert decide.counts(1, [Offer(0.9, 8)], seconds_a_round=0.1) == [8]
+    assert decide.counts(1, [Offer(0.9, 8)], seconds_a_round=1.0) == [0]
+
+
+def test_a_chance_follows_the_last_guesses() -> None:
+    record = Acceptance()
+    assert record.chance == 0.0
+    record.count(right=30, wrong=0)
+    assert record.chance > 0.9
+    for _ in range(12):
+        record.count(right=0, wrong=1)
+    assert record.chance < 0.3
+
+
+def test_what_is_not_drafted_is_compared_with_what_comes() -> None:
+    record = Acceptance()
+    for token in (5, 6):
+        record.watched = 3, [token, 9]
+        record.watch([1, 2, 3])
+        assert record.watched is not None, "nothing has come yet"
+        record.watch([1, 2, 3, 5])
+        assert record.watched is None
+    right_then_wrong = Acceptance()
+    right_then_wrong.count(1, 1)
+    assert record.chance == right_then_wrong.chance
+    late = Acceptance(watched=(1, [5, 6, 7, 8]))
+    late.watch([4, 5, 6, 0, 8])
+    expected = Acceptance()
+    expected.count(2, 1)
+    assert late.chance == expected.chance
+
+
+def test_who_was_wrong_too_often_is_asked_now_and_then() -> None:
+    record = Acceptance()
+    assert [record.naps(position) for position in range(5)] == [False, True, True, True, False]
+    record.count(right=5, wrong=0)
+    assert not any(record.naps(position) for position in range(5))
+
+
+def test_tries_become_seldom_until_one_pays() -> None:
+    record = Acceptance()
+
+    def steps_to_the_next_try() -> int:
+        return next(step for step in range(1, 2000) if record.is_due())
+
+    assert [steps_to_the_next_try() for _ in range(6)] == [32, 64, 128, 256, 512, 512]
+    record.has_paid()
+    assert steps_to_the_next_try() == 32
