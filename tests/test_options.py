@@ -86,7 +86,8 @@ def test_every_engine_setting_reaches_the_server_of_a_benchmark(run: Run) -> Non
     assert {flag(name): str(value) for name, value in ASKED.items()}.items() <= given.items()
     shown = run("serve", *line, "--print-config")
     assert shown.status == 0, shown.err
-    assert {name: tomllib.loads(shown.out)[name] for name in ASKED} == ASKED
+    settings = tomllib.loads(shown.out)
+    assert {name: settings[name.replace("_", "-")] for name in ASKED} == ASKED
 
 
 @dataclass(frozen=True)
