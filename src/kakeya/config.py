@@ -114,7 +114,7 @@ class EngineConfig:
     max_waiting: int = 4096
     share_beginnings: ShareBeginnings = ShareBeginnings.OWNER
     prefix_cache_bytes: int | None = None
-    max_stall_ms: int = 35
+    max_stall_ms: int = 40
     proposer: str = AUTO
     draft_tokens: int = 8
 

@@ -100,7 +100,7 @@ def test_a_step_that_ends_a_prompt_carries_little_else() -> None:
         room.start("same", 400)
     assert room.step() == [("same", 128)]
     room.scheduler.learn(128 * 0.002)
-    assert room.step() == [("same", 60)], "three times what fits into 40 ms"
+    assert room.step() == [("same", 40)], "twice what fits into 40 ms"
     short = room.start("same", 5)
     assert room.step() == [("same", 5), ("same", 15)]
     assert short.emitted == 1

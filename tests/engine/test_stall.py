@@ -24,7 +24,7 @@ def test_what_came_alone_tells_the_price_of_a_row() -> None:
 
 
 def test_prompts_alone_have_four_times_as_long() -> None:
-    assert taught(0.040, 0.010, 0.001).rows(256, is_awaited=False) in (119, 120)
+    assert taught(0.040, 0.010, 0.001).rows(256, is_awaited=False) in (79, 80)
 
 
 def test_nothing_is_known_at_first() -> None:

@@ -1,7 +1,7 @@
 """How many rows of prompts go into a step beside streams, from what rows have cost so far."""
 
 _LEAST_ROWS = 8
-_ALONE = 3  # times the limit for steps of prompts alone: whoever comes next waits for them
+_ALONE = 2  # times the limit for steps of prompts alone: whoever comes next waits for them
 _WEIGHT = 0.2  # of the newest step: the last dozen count
 
 
