@@ -52,35 +52,31 @@ def raising(tokens: Sequence[int]) -> list[int]:
 
 
 Make = Callable[[Path, Path], Sequence[Proposer]]
-PROPOSERS: dict[str, Make] = {
+# Always: all that is guessed is drafted.
+ALWAYS: dict[str, Make] = {
     "look-up": lambda directory, other: [LookUp(4)],
     "the model itself": lambda directory, other: [small_model(directory)],
     "another model": lambda directory, other: [small_model(other)],
-    "both": lambda directory, other: [LookUp(4), small_model(directory)],
     "at random": lambda directory, other: [FunctionProposer(at_random)],
     "raising": lambda directory, other: [LookUp(4), FunctionProposer(raising)],
 }
+AS_IT_PAYS: dict[str, Make] = {
+    "look-up, as it pays": lambda directory, other: [LookUp(4)],
+    "both, as it pays": lambda directory, other: [LookUp(4), small_model(directory)],
+}
 
 
-@pytest.fixture(scope="module", params=PROPOSERS)
-def proposers(request: pytest.FixtureRequest) -> Make:
-    return PROPOSERS[request.param]
-
-
-@pytest.fixture(params=[True, False], ids=["adaptive", "always"])
-def length(request: pytest.FixtureRequest) -> DraftLength | None:
-    return DraftLength() if request.param else None
-
-
-@pytest.fixture
-def engine(directory: Path, other: Path, proposers: Make, length: DraftLength | None) -> Iterator[Engine]:
+@pytest.fixture(scope="module", params=[*ALWAYS, *AS_IT_PAYS])
+def engine(request: pytest.FixtureRequest, directory: Path, other: Path) -> Iterator[Engine]:
+    length = DraftLength() if request.param in AS_IT_PAYS else None
+    proposers = (ALWAYS | AS_IT_PAYS)[request.param](directory, other)
     backend = tiny.make_backend(tiny.load(directory, CONFIG), CONFIG)
-    engine = Engine(backend, CONFIG, proposers(directory, other), length=length).start()
+    engine = Engine(backend, CONFIG, proposers, length=length).start()
     yield engine
     engine.shutdown()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plain(directory: Path) -> Iterator[Engine]:
     engine = Engine(tiny.make_backend(tiny.load(directory, CONFIG), CONFIG), CONFIG).start()
     yield engine
@@ -95,7 +91,7 @@ def test_tokens_are_those_of_plain_decoding(plain: Engine, engine: Engine, sampl
         sequence, said = engine.open("someone", []), []
         for message in (PROMPT, [3, 4]):
             engine.append(sequence, message)
-            said += [e for e in engine.generate(sequence, 40, sampling) if isinstance(e, TokenEvent)]
+            said += [e for e in engine.generate(sequence, 24, sampling) if isinstance(e, TokenEvent)]
         engine.close(sequence)
         return said
 
@@ -126,6 +122,8 @@ def test_a_cancel_keeps_what_was_taken(plain: Engine, engine: Engine) -> None:
         kept = [event.token_id for event in [*taken, *stream] if isinstance(event, TokenEvent)]
         assert kept == say(plain, twin, PROMPT, len(kept))
     assert say(engine, sequence, [4], 10) == say(plain, twin, [4], 10)
+    engine.close(sequence)
+    plain.close(twin)
 
 
 def test_sessions_together_are_as_alone(plain: Engine, engine: Engine) -> None:
@@ -140,6 +138,8 @@ def test_sessions_together_are_as_alone(plain: Engine, engine: Engine) -> None:
             said.append(stream.next_event(10).token_id)
     for stream in streams:
         list(stream)
+    for sequence in sequences:
+        engine.close(sequence)
     for said, prompt in zip(together, prompts, strict=True):
         alone = plain.open("someone", [])
         assert said == say(plain, alone, prompt, 30)

@@ -10,17 +10,14 @@ import { citySchema, client, isCity, isWeatherCall, model, responseTool } from "
 const short = { model, max_output_tokens: 4, temperature: 0 };
 const cached = (response) => response.usage.input_tokens_details.cached_tokens;
 
-test("fifty turns cost the same", async () => {
-  const milliseconds = [];
+test("fifty turns compute only what is new", async () => {
   let last = null;
   for (let turn = 0; turn < 50; turn += 1) {
-    const began = performance.now();
     const response = await client.responses.create({
       ...short,
       input: `This is message number ${turn + 100}. Please answer it.`,
       previous_response_id: last?.id,
     });
-    milliseconds.push(performance.now() - began);
     if (last) {
       // The last token of an answer is computed with what follows it.
       assert.ok(cached(response) >= last.usage.total_tokens - 1);
@@ -29,9 +26,6 @@ test("fifty turns cost the same", async () => {
     last = response;
   }
   assert.ok(last.usage.dropped_tokens > 0, "the history has outgrown the window");
-  // The quickest of ten are those that nothing else disturbed.
-  const [first, final] = [milliseconds.slice(0, 10), milliseconds.slice(-10)].map((some) => Math.min(...some));
-  assert.ok(final <= 2 * first, `${final} ms at the end, ${first} ms at the beginning`);
 });
 
 test("an earlier response is a branch point", async () => {
