@@ -1,5 +1,6 @@
 """Programs that tests run: `kakeya` in this process, Python, and Node beside the packages of its client."""
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -43,10 +44,15 @@ def run_python(*arguments: str) -> str:
 
 
 def install_packages() -> None:
-    """The packages that the lock file names. What is there already is not fetched again."""
+    """The packages that the lock file names. What is there already is not fetched again.
+
+    Of several processes one fetches them, and the others wait.
+    """
     installed, wanted = NODE_FOLDER / "node_modules/.package-lock.json", NODE_FOLDER / "package-lock.json"
-    if not installed.exists() or installed.stat().st_mtime < wanted.stat().st_mtime:
-        _printed([_found("npm"), "ci", "--no-audit", "--no-fund"], NODE_FOLDER)
+    with wanted.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not installed.exists() or installed.stat().st_mtime < wanted.stat().st_mtime:
+            _printed([_found("npm"), "ci", "--no-audit", "--no-fund"], NODE_FOLDER)
 
 
 def run_node(*arguments: str, **environment: str) -> str:
