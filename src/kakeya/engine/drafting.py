@@ -22,6 +22,7 @@ from kakeya.types import TokenEvent
 log = logging.getLogger(__name__)
 
 _NEWEST = 0.2  # weight of a proposer's newest time among those before it
+_FIRST_CHANCE = 0.75  # of a proposer that nobody has tried
 _TRY = 2  # tokens that are drafted to see whether a proposer has become better
 LimitOf = Callable[[Request, int], int]
 
@@ -61,6 +62,7 @@ class Drafter:
         self._resting = 0
         self._round_seconds = [0.0] * len(proposers)
         self._proposing_seconds = 0.0  # before the last step
+        self._overall = [Acceptance(right=_FIRST_CHANCE * DOUBT) for _ in proposers]  # in all sessions
         self.hidden_layers = sorted({layer for each in proposers for layer in each.hidden_layers})
 
     def new_drafts(self) -> SessionDrafts:
@@ -191,7 +193,8 @@ class Drafter:
         """The verifier kept so many tokens of a segment's draft."""
         drafts = _drafts(segment.request)
         seat = drafts.seats[drafts.drafted_by]
-        seat.acceptance.count(accepted, int(accepted < segment.draft_count))
+        for acceptance in (seat.acceptance, self._overall[drafts.drafted_by]):
+            acceptance.count(accepted, int(accepted < segment.draft_count))
         segment.request.count_drafts(seat.name, segment.draft_count, accepted)
 
     def observe(self, segment: Segment, hidden: Mapping[int, Tensor], rows: slice) -> None:
@@ -212,9 +215,11 @@ class Drafter:
     # Sessions.
 
     def _seat(self, proposer: Proposer, state: DraftState) -> Seat:
-        # One that costs time is asked at once, so that it can show what it can do.
-        acceptance = Acceptance() if proposer.is_free else Acceptance(right=DOUBT / 2)
-        return Seat(proposer.name, state, acceptance)
+        if proposer.is_free:
+            return Seat(proposer.name, state, Acceptance())
+        # One that costs time is asked at once: it is thought to be as good as it was in other sessions.
+        chance = self._overall[self._proposers.index(proposer)].chance
+        return Seat(proposer.name, state, Acceptance(right=chance * DOUBT))
 
     def _restored(self, proposer: Proposer, tensors: Mapping[str, Tensor]) -> Seat:
         prefix = f"{proposer.name}."
