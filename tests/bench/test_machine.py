@@ -4,7 +4,14 @@ from pathlib import Path
 import pytest
 
 import kakeya
-from kakeya.bench.machine import cpu_model, installed_version, machine_facts, public_name, usable_cores
+from kakeya.bench.machine import (
+    cpu_model,
+    installed_version,
+    machine_facts,
+    public_name,
+    public_proposers,
+    usable_cores,
+)
 
 
 def test_facts_name_machine_and_software() -> None:
@@ -30,3 +37,10 @@ def test_reports_name_a_model_and_not_where_it_lies(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").touch()
     assert public_name(str(tmp_path / "m.gguf")) == "m.gguf"
     assert public_name("org/name") == "org/name"
+
+
+def test_reports_name_small_models_without_their_directories(tmp_path: Path) -> None:
+    small = tmp_path / "small.gguf"
+    small.touch()
+    written = f"ngram,ngram+model:{small},model:org/name"
+    assert public_proposers(written) == "ngram,ngram+model:small.gguf,model:org/name"

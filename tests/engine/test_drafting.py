@@ -285,3 +285,30 @@ def test_a_device_runs_ahead_while_no_guess_has_a_chance(decoder: Decoder, oracl
         ahead[proposer] = backend.pending_rows
     assert ahead[hopeless] > 60
     assert ahead[hopeful] < 40
+
+
+@pytest.mark.parametrize("method", ["fork", "rollback", "export", "close"])
+def test_a_state_that_raises_costs_speed_only(
+    make_engine: MakeEngine, oracle: Oracle, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise ValueError("a proposer's bug")
+
+    engine = make_engine(None, Guesser(clairvoyant(oracle)))
+    sequence = engine.open("someone", [])
+    said = say(engine, sequence, PROMPT, 4)
+    monkeypatch.setattr(Notebook, method, broken)
+    if method == "rollback":
+        engine.append(sequence, [4])
+        stream = engine.generate(sequence, 50, GREEDY)
+        first = stream.next_event(10)
+        stream.cancel()
+        said += [4, *(event.token_id for event in [first, *stream] if isinstance(event, TokenEvent))]
+    fork = engine.fork(sequence)
+    imported = engine.import_state(engine.export_state(sequence), "someone")
+    expected = oracle.greedy([*PROMPT, *said, 7], 6, 2, 8)
+    assert [say(engine, each, [7], 6) for each in (sequence, fork, imported)] == [expected] * 3
+    free = engine._backend.pool.free_count
+    for each in (sequence, fork, imported):
+        engine.close(each)
+    assert engine._backend.pool.free_count == free + 3

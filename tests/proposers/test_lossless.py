@@ -9,7 +9,7 @@ import pytest
 from kakeya.config import EngineConfig
 from kakeya.engine.draft_length import DraftLength
 from kakeya.engine.engine import Engine
-from kakeya.engine.proposer import Proposer
+from kakeya.engine.proposer import DraftRequest, Proposer
 from kakeya.proposers.model import SmallModel
 from kakeya.proposers.ngram import LookUp
 from kakeya.types import DoneEvent, Numerics, SamplingParams, TokenEvent
@@ -173,3 +173,12 @@ def test_a_small_model_gives_its_slabs_back(directory: Path, other: Path) -> Non
             engine.close(each)
     engine.shutdown()
     assert pool.free_count == CONFIG.capacity
+
+
+def test_a_small_model_that_is_asked_twice_says_the_same_twice(directory: Path) -> None:
+    """A draft that finds no room in its step is asked for again."""
+    proposer = small_model(directory)
+    request = DraftRequest(proposer.new_state(), PROMPT, 3)
+    (first,) = [guess for guess in (proposer.propose([request])[0] for _ in range(3)) if guess][:1]
+    assert proposer.propose([request]) == [first]
+    assert len(first) == 3

@@ -11,7 +11,7 @@ import typer
 
 from kakeya.bench.benchmark import EngineBenchmark, Quick, Repeats, Results, Run
 from kakeya.bench.cases import CHOICES, GREEDY, Case, Plan, Side, Speeds
-from kakeya.bench.machine import public_name
+from kakeya.bench.machine import public_name, public_proposers
 from kakeya.bench.peers.llama import LlamaProcess, Peer, require_llama
 from kakeya.bench.processes import resident_bytes
 from kakeya.bench.report import Gate, at_least, at_most, busy, bystanders_gate
@@ -165,7 +165,9 @@ class Engine(EngineBenchmark[EngineResults]):
         with Runtime.open(self.model, config) as runtime, ExitStack() as stack:
             opened, facts = resident_bytes(), runtime.describe()
             named = {"model": public_name(facts.model), "path": Path(facts.path)}
-            run.facts |= {"engine": asdict(runtime.config.resolved()), "runtime": asdict(facts) | named}
+            drafts = {"proposer": public_proposers(config.proposer)}
+            run.facts["engine"] = asdict(runtime.config.resolved()) | drafts
+            run.facts["runtime"] = asdict(facts) | named | {"proposer": public_proposers(facts.proposer)}
             ours = RuntimeSide(runtime, runtime.tokenizer.encode(prose()))
             work.piece("warming up")
             for case in plan.largest_of_each_kind():  # so that scratch memory is there

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -33,6 +34,11 @@ def memory_bytes() -> int:
 def public_name(model: str) -> str:
     """A model as reports name it: of a path only its end, since reports are for strangers."""
     return Path(model).name if Path(model).exists() else model
+
+
+def public_proposers(written: str) -> str:
+    """Proposers as reports name them: of the paths of small models only the ends."""
+    return re.sub(r"model:([^,+]+)", lambda found: f"model:{public_name(found[1])}", written)
 
 
 def cpu_model(cpuinfo: Path = _CPUINFO) -> str:

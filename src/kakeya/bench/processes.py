@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from kakeya.bench.machine import public_name
+from kakeya.bench.machine import public_name, public_proposers
 from kakeya.errors import ConfigError, KakeyaError, PeerFailed
 from kakeya.options import EngineOptions, flags
 
@@ -305,7 +305,11 @@ class Server:
     @property
     def facts(self) -> dict[str, Any]:
         """As reports tell it."""
-        return {**asdict(self.info), "model_id": public_name(self.info.model_id)}
+        names = {
+            "model_id": public_name(self.info.model_id),
+            "proposer": public_proposers(self.info.proposer),
+        }
+        return {**asdict(self.info), **names}
 
 
 @asynccontextmanager

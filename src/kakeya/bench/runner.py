@@ -10,7 +10,7 @@ import typer
 
 from kakeya.bench.benchmark import Benchmark, Results, Run
 from kakeya.bench.chart import picture, templates
-from kakeya.bench.machine import machine_facts, public_name
+from kakeya.bench.machine import machine_facts, public_name, public_proposers
 from kakeya.bench.page import report_page
 from kakeya.bench.report import Gate, Report, as_json, check_file, now, write_file
 from kakeya.bench.tables import Chart, Table
@@ -122,4 +122,5 @@ def settings(benchmark: Benchmark[Any]) -> dict[str, Any]:
     told = {each.name: getattr(benchmark, each.name) for each in fields(benchmark)}
     if isinstance(told.get("model"), str):
         told["model"] = public_name(told["model"])
+    told |= {name: public_proposers(told[name]) for name in ("proposer", "proposers") if name in told}
     return {name: as_json(value) for name, value in told.items() if name not in benchmark.secrets}

@@ -16,7 +16,8 @@ import typer
 
 from kakeya.bench.arrivals import Arrival, Outcome, play
 from kakeya.bench.benchmark import EngineBenchmark, Quick, Repeats, Results, Run, numbers
-from kakeya.bench.processes import server_process
+from kakeya.bench.machine import public_proposers
+from kakeya.bench.processes import Server, server_process
 from kakeya.bench.report import Gate, at_least, busy, bystanders_gate
 from kakeya.bench.stats import Samples, known, median_of_ratios
 from kakeya.bench.tables import Chart, Column, Series, Table
@@ -139,14 +140,14 @@ class Speculation(EngineBenchmark[SpeculationResults]):
                     for kind, temperature, sessions in cells:
                         work.piece(f"{written}: {kind}, temperature {temperature:g}, {sessions} at once")
                         pair = _Pair(self, plain, drafting, kind, temperature, sessions)
-                        row = await run.interruption.unless_asked(pair.measure(written))
+                        row = await run.interruption.unless_asked(pair.measure(public_proposers(written)))
                         if row is None:
                             return results
                         results = SpeculationResults([*results.rows, row])
                         run.checkpoint(results)
         return results
 
-    async def _server(self, stack: AsyncExitStack, proposer: str) -> Any:
+    async def _server(self, stack: AsyncExitStack, proposer: str) -> Server:
         capacity = max(numbers("sessions", self.sessions))
         engine = replace(self, proposer=proposer)
         return await stack.enter_async_context(server_process(engine, capacity, (), http=True))
@@ -169,7 +170,7 @@ class Speculation(EngineBenchmark[SpeculationResults]):
             for choice in parse_proposers(written):
                 if choice.kind in GAINS:
                     kind, limit = GAINS[choice.kind]
-                    label = f"{written}, {kind}, temperature 0, 1 session"
+                    label = f"{public_proposers(written)}, {kind}, temperature 0, 1 session"
                     yield at_least(f"{label}: speed over plain", speedups.get(label), limit, absent=absent)
 
     @staticmethod
@@ -214,8 +215,8 @@ class _Pair:
     """The same chats to both servers, in turns."""
 
     bench: Speculation
-    plain: Any
-    drafting: Any
+    plain: Server
+    drafting: Server
     kind: str
     temperature: float
     sessions: int

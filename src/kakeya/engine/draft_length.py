@@ -6,9 +6,11 @@ p + p² + … + pᵏ more, and makes the step k rows longer. So many are drafted
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, repeat
 from operator import mul, neg
+
+from kakeya.engine.blend import blend
 
 _MEMORY = 0.9  # what a judged guess leaves of the weight of those before it: the last ten count
 DOUBT = 3.0  # guesses that everybody starts with
@@ -18,7 +20,6 @@ _LEAST_GAIN = 1.03  # what is less is noise
 _NAP = 4  # tokens
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 512  # steps between two tries of a proposer that does not pay
 
-_NEWEST = 0.2  # weight of a step's time among those before it
 _STALE = 256  # steps after which a time is forgotten and measured anew
 # Numbers of rows with a time of their own. Between them it is interpolated.
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -77,14 +78,12 @@ class Acceptance:
         return True
 
     def trust(self) -> None:
-        """The caller himself has predicted what comes."""
+        """The caller has predicted what comes."""
         self.right, self.judged = _TRUST * DOUBT, DOUBT
 
     def has_paid(self) -> None:
+        """Drafting pays: the next try after it ceases to is soon."""
         self.unpaid, self.pause = 0, _FIRST_PAUSE
-
-    def copy(self) -> "Acceptance":
-        return replace(self)
 
 
 class StepCosts:
@@ -104,12 +103,9 @@ class StepCosts:
         """A step of so many rows has taken so long."""
         self._steps += 1
         bucket = _ROWS[min(bisect_left(_ROWS, rows), len(_ROWS) - 1)]
-        before = self._seconds.get(bucket)
-        if before is None:
+        if bucket not in self._seconds:
             insort(self._known, bucket)
-            self._seconds[bucket] = seconds
-        else:
-            self._seconds[bucket] = before + _NEWEST * (seconds - before)
+        self._seconds[bucket] = blend(self._seconds.get(bucket, 0.0), seconds)
         self._learned_at[bucket] = self._steps
         if self._steps % _STALE == 0:
             self._forget()

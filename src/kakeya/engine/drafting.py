@@ -8,10 +8,12 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from kakeya.engine.batch import PlannedSegment, Segment
+from kakeya.engine.blend import blend
 from kakeya.engine.constraint import is_last
 from kakeya.engine.draft_length import DOUBT, Acceptance, DraftLength, Offer
 from kakeya.engine.proposer import DraftRequest, DraftState, Proposer
@@ -21,7 +23,6 @@ from kakeya.types import TokenEvent
 
 log = logging.getLogger(__name__)
 
-_NEWEST = 0.2  # weight of a proposer's newest time among those before it
 _FIRST_CHANCE = 0.75  # of a proposer that nobody has tried
 _TRY = 2  # tokens that are drafted to see whether a proposer has become better
 LimitOf = Callable[[Request, int], int]
@@ -148,8 +149,7 @@ class Drafter:
             return []
         if all(map(len, found)):  # who still reads a history takes longer than for a guess
             seconds = (time.perf_counter() - began) / max(map(len, found))
-            before = self._round_seconds[place]
-            self._round_seconds[place] = before + _NEWEST * (seconds - before) if before else seconds
+            self._round_seconds[place] = blend(self._round_seconds[place], seconds)
         guesses = ((request, self._valid_prefix(tokens[:limit])) for (request, limit), tokens in pairs)
         return [_Guess(request, place, tokens) for request, tokens in guesses if tokens]
 
@@ -203,14 +203,9 @@ class Drafter:
         if drafts is None:
             return
         for seat, proposer in zip(drafts.seats, self._proposers, strict=True):
-            if seat.state is None or not proposer.hidden_layers:
-                continue
-            try:
-                shown = {layer: hidden[layer][rows] for layer in proposer.hidden_layers}
-                proposer.observe(seat.state, segment.start, shown)
-            except Exception:
-                log.exception("the proposer %s failed; the session goes on without it", seat.name)
-                seat.fail()
+            shown = {layer: hidden[layer][rows] for layer in proposer.hidden_layers}
+            if shown:
+                seat.let(partial(_show, proposer, segment.start, shown))
 
     # Sessions.
 
@@ -225,6 +220,10 @@ class Drafter:
         prefix = f"{proposer.name}."
         own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
         return self._seat(proposer, proposer.restore(own) if own else proposer.new_state())
+
+
+def _show(proposer: Proposer, start: int, shown: Mapping[int, Tensor], state: DraftState) -> None:
+    proposer.observe(state, start, shown)
 
 
 def _has_a_chance(request: Request) -> bool:

@@ -1,13 +1,18 @@
 """The proposers' part of a session."""
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from torch import Tensor
 
 from kakeya.engine.draft_length import Acceptance
 from kakeya.engine.proposer import DraftState
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass
@@ -17,6 +22,17 @@ class Seat:
     name: str
     state: DraftState | None
     acceptance: Acceptance
+
+    def let(self, act: Callable[[DraftState], T]) -> T | None:
+        """What the state does. None, and the session goes on without the proposer, where that fails."""
+        if self.state is None:
+            return None
+        try:
+            return act(self.state)
+        except Exception:
+            log.exception("the proposer %s failed; the session goes on without it", self.name)
+            self.fail()
+            return None
 
     def fail(self) -> None:
         """Go on without the proposer."""
@@ -36,7 +52,7 @@ class SessionDrafts:
     def fork(self) -> "SessionDrafts":
         return SessionDrafts(
             [
-                Seat(seat.name, seat.state.fork() if seat.state else None, seat.acceptance.copy())
+                Seat(seat.name, seat.let(lambda state: state.fork()), replace(seat.acceptance))
                 for seat in self.seats
             ]
         )
@@ -44,18 +60,15 @@ class SessionDrafts:
     def rollback(self, length: int) -> None:
         for seat in self.seats:
             seat.acceptance.watched = None
-            if seat.state is not None:
-                seat.state.rollback(length)
+            seat.let(lambda state: state.rollback(length))
 
     def export(self) -> Mapping[str, Tensor]:
         return {
             f"{seat.name}.{name}": tensor
             for seat in self.seats
-            if seat.state is not None
-            for name, tensor in seat.state.export().items()
+            for name, tensor in (seat.let(lambda state: state.export()) or {}).items()
         }
 
     def close(self) -> None:
         for seat in self.seats:
-            if seat.state is not None:
-                seat.state.close()
+            seat.fail()

@@ -46,6 +46,8 @@ class ModelState:
         slab.commit(slab.committed + kept)
         slab.rollback()
         self._guessed = []
+        if slab.committed == len(tokens):  # the last draft found no room in its step
+            self._go_back(len(tokens) - 1)
 
     def read(self, tokens: Sequence[int], most: int) -> Segment:
         """The next rows of the history, at most `most`; logits are wanted after its last token."""
@@ -75,7 +77,12 @@ class ModelState:
         if slab.committed - length > slab.geometry.cache.spare:
             self.close()  # what it would go back to is overwritten: it is computed anew
         elif slab.committed > length:
-            slab.written = slab.committed = length
+            self._go_back(length)
+
+    def _go_back(self, length: int) -> None:
+        """Forget some last tokens of the history; the spare slots still have what lay there before."""
+        slab = self.sequence.slab
+        slab.written = slab.committed = length
 
     def export(self) -> Mapping[str, Tensor]:
         return {}  # it is computed anew from the tokens

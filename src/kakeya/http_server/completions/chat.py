@@ -136,9 +136,9 @@ class ChatService:
             answer_grammar, self._sessions, tools, choice, request.json_format
         )
         messages = tuple(message.to_message() for message in request.messages)
+        prediction = await self._prediction(request)
         session = await self._session(owner, messages, tools)
         most = request.most_tokens or self._state.config.default_max_tokens
-        prediction = await self._prediction(request)
         choices: list[ChatChoice] = []
         for index, sampling in enumerate(request.samplings(request.choice_count)):
             own = session if index == 0 else await self._sessions.fork(session)
