@@ -6,6 +6,8 @@ MODEL  ?= smollm2-135m-instruct
 # Two processes share the test files: one alone leaves half of two cores idle. The order stays, since the longest test comes first.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 ARGS   ?=
+# Only the plugins that we use: pytest rewrites every module of a package that brings one, a thousand of them.
+PLUGINS := --disable-plugin-autoload -p xdist.plugin -p pytest_cov.plugin -p pytest_timeout -p _hypothesis_pytestplugin
 # What needs no server process, no browser, no foreign client and no GPU.
 QUICK  ?= $(addprefix tests/,engine kernels models text sessions serving grpc_server http_server cli) \
           --ignore=tests/engine/cuda --ignore=tests/kernels/gpu
@@ -21,6 +23,14 @@ INPUTS  := pyproject.toml constraints.txt $(wildcard setup.py) \
 # The contract seen as kakeya/wire/*.proto, so that the stubs import each other from there.
 PROTOC  := $(BIN)/python -m grpc_tools.protoc -Ikakeya/wire=proto/kakeya/v1
 PROTOS  := $(patsubst proto/kakeya/v1/%,kakeya/wire/%,$(wildcard proto/kakeya/v1/*.proto))
+# The TypeScript SDK: its stubs come from the same contract.
+SDK     := sdks/typescript
+SDK_BIN := $(SDK)/node_modules/.bin
+PROTOC_ES = $(BIN)/python -m grpc_tools.protoc -Iproto --plugin=protoc-gen-es=$(SDK_BIN)/protoc-gen-es \
+           --es_opt=target=ts,import_extension=js proto/kakeya/v1/runtime.proto --es_out
+TYPEDOC  = cd $(SDK) && node_modules/.bin/typedoc --logLevel Warn
+# Where Node is missing, what needs it is left out, and says so.
+NODE    := $(shell command -v node && command -v npm)
 RUNTIME := $(VENV)/.installed-runtime
 DEV     := $(VENV)/.installed-dev
 
@@ -37,7 +47,7 @@ chat: $(RUNTIME) ## talk to the default model (MODEL=name, ARGS="--window 512 ..
 test: $(DEV) ## run every test with branch coverage (ARGS="-k name" for some)
 	@scripts/system_packages.sh
 	@$(BIN)/kakeya pull $(MODEL) > /dev/null
-	$(BIN)/python -m pytest --cov --cov-report= $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest $(PLUGINS) --cov --cov-report= $(WORKERS) $(ARGS)
 	@failed=0; \
 	  echo "covered of the product, at least 99 %:"; \
 	  $(BIN)/coverage report --omit='*/kakeya/bench/*' --fail-under=99 || failed=1; \
@@ -46,7 +56,7 @@ test: $(DEV) ## run every test with branch coverage (ARGS="-k name" for some)
 	  exit $$failed
 
 quick: $(DEV) ## run the quick tests without coverage, up to the first failure (90 seconds at most)
-	$(BIN)/python -m pytest -x -q -rfE -m "not slow and not gpu" $(WORKERS) $(QUICK) $(ARGS)
+	$(BIN)/python -m pytest $(PLUGINS) -x -q -rfE -m "not slow and not gpu" $(WORKERS) $(QUICK) $(ARGS)
 
 check: $(DEV) ## lint, format, types, import rules, names in the docs
 	$(BIN)/ruff check .
@@ -56,16 +66,35 @@ check: $(DEV) ## lint, format, types, import rules, names in the docs
 	@$(MAKE) --no-print-directory check-proto
 	$(BIN)/python scripts/api_docs.py --check
 	$(BIN)/python scripts/check_docs.py
+	@$(MAKE) --no-print-directory check-typescript
 
 format: $(DEV) ## put the code into the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(if $(NODE),$(BIN)/python scripts/node_packages.py $(SDK) && cd $(SDK) && node_modules/.bin/prettier --log-level warn --write .)
 
 proto: $(DEV) ## generate the wire stubs from proto/
 	$(PROTOC) --python_out=src --pyi_out=src --grpc_python_out=src $(PROTOS)
+	$(if $(NODE),$(BIN)/python scripts/node_packages.py $(SDK) && $(PROTOC_ES)=$(SDK)/src/wire)
 
-docs: $(BIN)/python ## write docs/api.md from the proto comments and the docstrings
+docs: $(BIN)/python ## write docs/api.md from the proto comments and the docstrings, docs/api-typescript.md from the SDK's
 	$(BIN)/python scripts/api_docs.py
+	$(if $(NODE),$(BIN)/python scripts/node_packages.py $(SDK) && $(TYPEDOC))
+
+# Lint, format and types of the TypeScript SDK; its stubs and its page of the docs must be what would be written.
+.PHONY: check-typescript
+check-typescript: $(DEV)
+ifeq ($(NODE),)
+	@echo "skipped: the TypeScript SDK, since Node is not installed"
+else
+	$(BIN)/python scripts/node_packages.py $(SDK)
+	cd $(SDK) && node_modules/.bin/eslint --max-warnings 0 . && node_modules/.bin/prettier --log-level warn --check .
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
+	  $(PROTOC_ES)=$$fresh && \
+	  { diff -r $$fresh $(SDK)/src/wire || { echo "stale stubs: run make proto" >&2; exit 1; }; } && \
+	  $(TYPEDOC) --out $$fresh/docs && cd - > /dev/null && \
+	  { cmp $$fresh/docs/api-typescript.md docs/api-typescript.md || { echo "stale docs: run make docs" >&2; exit 1; }; }
+endif
 
 # The committed stubs must be what the contract generates.
 .PHONY: check-proto
@@ -92,13 +121,15 @@ setup: $(DEV) ## make the virtual environment with everything in it
 clean: ## remove what was built; the model cache stays
 	rm -rf $(VENV) build dist src/*.egg-info .coverage .coverage.* htmlcov \
 	  .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis \
-	  tests/compat/node/node_modules
+	  tests/compat/node/node_modules $(SDK)/node_modules $(SDK)/dist
 	find src -name '*.so' -delete
 
 # A virtual environment is made once; a stamp newer than its inputs makes the next run instant.
+# The pip that comes with Python 3.11 takes three times as long to find the packages as a current one.
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) pip
 
 $(RUNTIME): $(INPUTS) | $(BIN)/python
 	$(INSTALL) -e .

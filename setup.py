@@ -16,8 +16,9 @@ native = Pybind11Extension(
     depends=sorted(glob(f"{SOURCES}/*.h")),
     cxx_std=17,
     # No -march: the kernels choose their instructions at run time. No contraction: a row's bits must not
-    # depend on which multiplications and additions a compiler happens to fuse.
-    extra_compile_args=["-O3", "-ffp-contract=off", "-pthread", "-Wno-maybe-uninitialized"],
+    # depend on which multiplications and additions a compiler happens to fuse. Python asks for debug
+    # information, which takes a third of the time.
+    extra_compile_args=["-O3", "-g0", "-ffp-contract=off", "-pthread", "-Wno-maybe-uninitialized"],
     extra_link_args=["-pthread"],
     optional=True,
 )

@@ -1,4 +1,4 @@
-"""Writes docs/api.md from the comments of the proto file and the docstrings of the Python client.
+"""Writes docs/api.md from the comments of the proto files and the docstrings of the Python client.
 
     python scripts/api_docs.py            write it
     python scripts/api_docs.py --check    exit with 1 if it is not what would be written
@@ -14,22 +14,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROTO = ROOT / "proto/kakeya/v1/runtime.proto"
+PROTOS = {
+    "Wire contract": ROOT / "proto/kakeya/v1/runtime.proto",
+    "Proposers elsewhere": ROOT / "proto/kakeya/v1/distributed.proto",
+}
 SOURCE = ROOT / "src"
 PAGE = ROOT / "docs/api.md"
 
 _OPENING = """\
 # API reference
 
-Made by `make docs` from the comments of [runtime.proto](../proto/kakeya/v1/runtime.proto) and the docstrings
-of `kakeya.client`; edit those.
+Made by `make docs` from the comments of [runtime.proto](../proto/kakeya/v1/runtime.proto) and
+[distributed.proto](../proto/kakeya/v1/distributed.proto) and the docstrings of `kakeya.client`; edit those.
 
 - [Wire contract](#wire-contract): any language that speaks gRPC
+- [Proposers elsewhere](#proposers-elsewhere): what a server and a `kakeya propose` say to each other
 - [Python client](#python-client): `kakeya.Client` and `kakeya.AsyncClient`
 - [Errors](#errors)
 """
 
-_RPC = re.compile(r"rpc (\w+)\((\w+)\) returns \((stream )?(\w+)\);")
+_RPC = re.compile(r"rpc (\w+)\((stream )?(\w+)\) returns \((stream )?(\w+)\);")
 _FIELD = re.compile(r"((?:optional |repeated )?(?:map<[^>]+>|\w+)) (\w+) = (\d+);")
 _VALUE = re.compile(r"(\w+) = (\d+);")
 _BLOCK = re.compile(r"(service|message|enum) (\w+) \{(\})?")
@@ -80,7 +84,7 @@ def proto_blocks(text: str) -> tuple[str, list[Block]]:
 
 def _entry(line: str, comment: str) -> Entry | None:
     if call := _RPC.match(line):
-        return Entry(call[1], f"{call[2]} → {call[3] or ''}{call[4]}", "", comment)
+        return Entry(call[1], f"{call[2] or ''}{call[3]} → {call[4] or ''}{call[5]}", "", comment)
     if found := _FIELD.match(line):
         return Entry(found[2], found[1], found[3], comment)
     if value := _VALUE.match(line):
@@ -88,9 +92,9 @@ def _entry(line: str, comment: str) -> Entry | None:
     return None
 
 
-def proto_page(text: str) -> Iterator[str]:
+def proto_page(title: str, text: str) -> Iterator[str]:
     heading, blocks = proto_blocks(text)
-    yield "\n## Wire contract\n"
+    yield f"\n## {title}\n"
     yield _paragraphs(heading)
     for block in blocks:
         yield f"\n### {block.kind} `{block.name}`\n"
@@ -230,7 +234,8 @@ def errors_page() -> Iterator[str]:
 
 
 def page() -> str:
-    lines = [_OPENING, *proto_page(PROTO.read_text()), *python_page("kakeya.client"), *errors_page()]
+    contracts = [line for title, path in PROTOS.items() for line in proto_page(title, path.read_text())]
+    lines = [_OPENING, *contracts, *python_page("kakeya.client"), *errors_page()]
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
 
 

@@ -8,13 +8,16 @@ the log and the ADRs speak of their day. Names of classes are checked in the pag
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
 
-_FOLDERS = ("docs", "examples", "proto", "scripts", "src", "tests")
+_FOLDERS = ("docs", "examples", "proto", "scripts", "sdks", "src", "tests")
+# Of Node: what it fetched and what it compiled.
+_FETCHED = {"node_modules", "dist"}
 # Pages that speak of their day.
 _OF_THEIR_DAY = ("docs/log/", "docs/adr/", "CHANGELOG.md")
 # Pages about the code: the classes that they name must exist.
@@ -24,6 +27,7 @@ _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _FOREIGN = re.compile(r"\bhttps?://\S+|\S*\bllama\.cpp\b")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+_ANCHOR = re.compile(r'<a id="([^"]+)">')
 _FILE = re.compile(r"(?<![\w~/.*-])[\w*][\w./*-]*\.(?:py|pyi|cpp|h|hpp|proto|sh|md|svg)\b(?![\w*])")
 _TREE = re.compile(rf"(?<![\w~/.*-])(?:{'|'.join(_FOLDERS)})/[\w./*-]*\w")
 _SPAN = re.compile(r"`([^`\n]+)`")
@@ -47,7 +51,7 @@ class Tree:
         """Every file, as a path below the root."""
         inside = (path for folder in _FOLDERS for path in (self.root / folder).rglob("*"))
         found = (path.relative_to(self.root) for path in [*self.root.glob("*"), *inside] if path.is_file())
-        return sorted(PurePosixPath(path) for path in found if "node_modules" not in path.parts)
+        return sorted(PurePosixPath(path) for path in found if not _FETCHED & set(path.parts))
 
     @cached_property
     def pages(self) -> list[PurePosixPath]:
@@ -98,10 +102,18 @@ class Tree:
 
 
 def _anchors(text: str) -> set[str]:
-    """The anchors that GitHub gives a page's headings."""
+    """The anchors that GitHub gives a page's headings, and those that the page has of its own.
+
+    A heading that was there before gets a number.
+    """
     headings = _HEADING.findall(_FENCE.sub("", text))
     plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
-    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+    anchors = set(_ANCHOR.findall(text))
+    seen: Counter[str] = Counter()
+    for anchor in (re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain):
+        anchors.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
+        seen[anchor] += 1
+    return anchors
 
 
 def main(root: Path = ROOT) -> int:

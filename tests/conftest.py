@@ -19,7 +19,7 @@ from kakeya.runtime import Runtime
 from support import tiny
 from support.programs import Outcome, Run
 from support.tiny import tiny_runtime
-from support.untraced import untraced
+from support.untraced import OnlyTests, untraced, unwatched
 
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
@@ -37,13 +37,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(OnlyTests())
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Call an untraced test without coverage's tracer."""
-    if pyfuncitem.get_closest_marker("untraced") is None:
-        return None
+    """Call an untraced or unwatched test without coverage's tracer."""
     given = {name: pyfuncitem.funcargs[name] for name in signature(pyfuncitem.obj).parameters}
-    untraced(lambda: pyfuncitem.obj(**given))
+    if pyfuncitem.get_closest_marker("unwatched") is not None:
+        with unwatched():
+            pyfuncitem.obj(**given)
+    elif pyfuncitem.get_closest_marker("untraced") is not None:
+        untraced(lambda: pyfuncitem.obj(**given))
+    else:
+        return None
     return True
 
 

@@ -1,7 +1,7 @@
 """Settings: a bad value is named, with what would be right."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -59,6 +59,14 @@ def test_what_nobody_asked_for_follows_the_backend(backend: BackendChoice, block
     assert complete.resolved() == complete
     unknown = {name for name, value in asdict(complete).items() if value is None}
     assert unknown == {"prefix_cache_bytes"}  # a part of what the slabs of a model take
+
+
+def test_blocks_that_cannot_be_cut_are_small_where_stalls_are_limited() -> None:
+    config = EngineConfig(capacity=2)
+    assert config.cut_by(any_cut=True) == config
+    assert config.cut_by(any_cut=False).block_tokens == 32
+    for change in ({"max_stall_ms": 0}, {"prefill_block": 128}, {"capacity": 1}):
+        assert replace(config, **change).cut_by(any_cut=False).block_tokens == 128
 
 
 def test_slots_are_sink_window_and_spare() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kakeya.config import Quotas, RuntimeConfig
+from kakeya.config import CacheConfig, Quotas, RuntimeConfig
 from kakeya.engine.proposer import DraftRequest
 from kakeya.errors import InvariantViolation, ResourceExhausted, SessionBusy, SessionNotFound
 from kakeya.metrics import Metrics
 from kakeya.runtime import Runtime
-from kakeya.types import Numerics
+from kakeya.types import Numerics, TokenRange
 from support import tiny
 from support.tiny import PROMPT, answer, new_session, sequence_of
 
@@ -27,10 +27,20 @@ NAMES = {
     "kakeya_cached_tokens_total",
     "kakeya_shared_beginnings_total",
     "kakeya_shared_tokens_total",
+    "kakeya_tier_bytes",
+    "kakeya_tier_limit_bytes",
+    "kakeya_snapshot_lag_tokens",
+    "kakeya_damaged_snapshots_total",
+    "kakeya_wake_seconds",
     "kakeya_prefix_cache_bytes",
     "kakeya_prefix_cache_evictions_total",
     "kakeya_generation_tokens_total",
     "kakeya_evicted_tokens_total",
+    "kakeya_recall_lookups_total",
+    "kakeya_recall_pages_total",
+    "kakeya_recall_slots_total",
+    "kakeya_recall_lookup_seconds",
+    "kakeya_recall_seconds",
     "kakeya_time_to_first_token_seconds",
     "kakeya_inter_token_latency_seconds",
     "kakeya_request_duration_seconds",
@@ -288,3 +298,16 @@ def test_drafts_are_counted_with_what_became_of_them(open_tiny: OpenTiny) -> Non
     assert watched.value("accepted_tokens_total", proposer="prophet") == done.accepted_draft_tokens
     assert 0 < done.accepted_draft_tokens < done.proposed_draft_tokens
     assert watched.value("generation_tokens_total") == 12
+
+
+def test_recall_is_counted(open_tiny: OpenTiny) -> None:
+    cache = CacheConfig(sink=2, window=8, spare=4, recall=6)
+    watched = Watched(open_tiny, config=tiny.engine_config(cache=cache, threads=1))
+    session_id = new_session(watched.runtime, list(range(2, 60)) * 4, recall_tokens=6)
+    watched.runtime.recall(session_id, [TokenRange(20, 22), TokenRange(30, 32)])
+    done = answer(watched.runtime, session_id, 2)[-1]
+    assert watched.value("recall_pages_total") == 2
+    assert watched.value("recall_slots_total") == 4  # two of the beginning stay where they are
+    assert watched.value("recall_seconds_count") == 1
+    assert 0 < watched.value("recall_seconds_sum") <= done.recall_duration_seconds
+    assert watched.value("prompt_tokens_total") == 4 * 58

@@ -11,6 +11,7 @@ BEHAVIOURS: dict[str, set[str]] = {
     "bench": set(),
     "bench/peers": set(),
     "bench/quality": set(),
+    "bench/recall": set(),
     "cli": set(),
     "client": set(),
     "engine": {"against_oracle", "families_bounded", "numerics", "real_weights"},
@@ -23,10 +24,13 @@ BEHAVIOURS: dict[str, set[str]] = {
     "kernels": set(),
     "kernels/gpu": set(),
     "models": {"families"},
+    "recall": set(),
     "scripts": set(),
     "serving": set(),
     "sessions": set(),
+    "storage": set(),
     "text": set(),
+    "training": set(),
 }
 
 

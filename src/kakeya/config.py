@@ -1,6 +1,7 @@
 """Frozen settings. Complete at construction; a bad value is named with what would be right."""
 
 import os
+import re
 from dataclasses import dataclass, field, replace
 from datetime import date
 from ipaddress import ip_address
@@ -11,6 +12,7 @@ from kakeya.types import (
     AdmissionPolicy,
     BackendChoice,
     DType,
+    Durability,
     KernelChoice,
     Numerics,
     ShareBeginnings,
@@ -28,21 +30,26 @@ def _positive(name: str, value: object, least: int = 1, most: int = 2**31 - 1) -
 @dataclass(frozen=True)
 class CacheConfig:
     """The bounded cache: `sink` first tokens kept for ever, `window` most recent ones,
-    `spare` ring slots for tokens that are written but not committed."""
+    `spare` ring slots for tokens that are written but not committed.
+
+    `recall` slots more, for sessions that bring back what has left their window. A session that does not has
+    a window longer by as many tokens."""
 
     sink: int = 4
     window: int = 1024
-    spare: int = 16
+    spare: int = 32
+    recall: int = 0
 
     def __post_init__(self) -> None:
         _positive("sink", self.sink, least=0, most=2**24)
         _positive("window", self.window, most=2**24)
         _positive("spare", self.spare, least=0, most=2**16)
+        _positive("recall", self.recall, least=0, most=2**24)
 
     @property
     def capacity(self) -> int:
-        """C: how many tokens a session remembers."""
-        return self.sink + self.window
+        """C: how many tokens a session sees."""
+        return self.sink + self.window + self.recall
 
     @property
     def slots(self) -> int:
@@ -51,18 +58,25 @@ class CacheConfig:
 
 
 _CPU_BLOCK, _CPU_BATCH = 128, 256
+# Where prompts must not be cut anywhere, streams wait for a whole block: a smaller one, at a price in speed.
+_CANONICAL_BLOCK = 32
 # A device of some hundred TFLOP/s wants large matmuls.
 _CUDA_BLOCK = 2048
 # Rows beside a block, one for each session, rounded up to whole 256s. The default capacity is below the most.
 _CUDA_BESIDE, _CUDA_MOST_BESIDE = 256, 6144
 
 
-AUTO, NO_PROPOSER, NGRAM, MODEL = "auto", "none", "ngram", "model"
+AUTO, NO_PROPOSER, NGRAM, DRAFTER, MODEL, REMOTE = "auto", "none", "ngram", "drafter", "model", "remote"
+# Whether each has a path behind it.
+_HAS_PATH = {AUTO: (False,), NGRAM: (False,), DRAFTER: (False, True), MODEL: (True,), REMOTE: (True,)}
+_KINDS = (NO_PROPOSER, *_HAS_PATH)
+# A + joins proposers where the name of one follows it. Any other one belongs to a path.
+_JOINT = re.compile(rf"\+(?=(?:{'|'.join(_KINDS)})(?:[:+]|$))")
 
 
 @dataclass(frozen=True)
 class ProposerChoice:
-    """One proposer by its `kind`; `path` is that of a small model."""
+    """One proposer by its `kind`; `path` is that of a model or a drafter, or the addresses of remote ones."""
 
     kind: str
     path: str = ""
@@ -70,17 +84,33 @@ class ProposerChoice:
     def __str__(self) -> str:
         return f"{self.kind}:{self.path}" if self.path else self.kind
 
+    def addresses(self) -> tuple[str, ...]:
+        """HOST:PORT of each remote proposer. Raises ConfigError for what is no such address."""
+        found = tuple(dict.fromkeys(self.path.split(",")))
+        for address in found:
+            if _host_and_port(address, "remote:")[1] == 0:
+                raise ConfigError(f"remote: needs a port above 0, got {address!r}")
+        return found
+
+
+def split_proposers(written: str) -> tuple[ProposerChoice, ...]:
+    """Proposers as an option names them, joined by `+`, whether or not there are such proposers."""
+    return tuple(ProposerChoice(*part.split(":", 1)) for part in _JOINT.split(written))
+
 
 def parse_proposers(written: str) -> tuple[ProposerChoice, ...]:
     """Proposers as an option names them, joined by `+`; none for `none`. Raises ConfigError."""
     if written in (NO_PROPOSER, ""):
         return ()
-    choices = tuple(ProposerChoice(*part.split(":", 1)) for part in written.split("+"))
+    choices = split_proposers(written)
     for choice in choices:
-        if choice.kind not in (AUTO, NGRAM, MODEL) or (choice.kind == MODEL) != bool(choice.path):
+        if bool(choice.path) not in _HAS_PATH.get(choice.kind, ()):
             raise ConfigError(
-                f"proposer must be auto, none, ngram or model:PATH, or several joined by +, got {written!r}"
+                "proposer must be auto, none, ngram, drafter, drafter:PATH, model:PATH or remote:HOST:PORT, "
+                f"or several joined by +, got {written!r}"
             )
+        if choice.kind == REMOTE:
+            choice.addresses()
     kinds = [choice.kind for choice in choices]
     if len(set(kinds)) < len(kinds) or (AUTO in kinds and len(kinds) > 1):
         raise ConfigError(f"proposer names each kind once, and auto stands alone, got {written!r}")
@@ -88,17 +118,38 @@ def parse_proposers(written: str) -> tuple[ProposerChoice, ...]:
 
 
 @dataclass(frozen=True)
+class Calling:
+    """How a remote proposer is called: with a key, and over TLS.
+
+    `authority` is a PEM file, or `system` for those that the system trusts. `cert` and `key`, both or
+    neither, prove who calls.
+    """
+
+    api_key: str | None = field(default=None, repr=False)
+    authority: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise ConfigError("proposer_tls_cert and proposer_tls_key come together")
+        if self.cert is not None and self.authority is None:
+            raise ConfigError("proposer_tls_cert needs proposer_tls_ca beside it: a PEM file, or system")
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """How the engine runs: backend, numerics, batching and queues.
 
     `prefill_block` and `max_batch_tokens` are what was asked for. Where they are None, the backend and the
-    capacity decide. `block_tokens` and `step_tokens` are the numbers in use. By default, a block on CUDA fits
-    into a step beside a token of every session.
+    capacity decide, and how the kernels let prompts be cut. `block_tokens` and `step_tokens` are the numbers
+    in use. By default, a block on CUDA fits into a step beside a token of every session.
 
     `prefix_cache_bytes` None is an eighth of the slabs. A step that carries streams takes about
     `max_stall_ms` with the rows of prompts beside them; 0 is no limit.
 
     A `proposer` guesses at most `draft_tokens` tokens at once, and no more than fit into the spare slots.
+    A remote one goes on for up to `draft_ahead` tokens while these are verified; `calling` says how to call.
     """
 
     backend: BackendChoice = BackendChoice.AUTO
@@ -117,6 +168,8 @@ class EngineConfig:
     max_stall_ms: int = 40
     proposer: str = AUTO
     draft_tokens: int = 8
+    draft_ahead: int = 64
+    calling: Calling = field(default_factory=Calling)
 
     def __post_init__(self) -> None:
         _positive("capacity", self.capacity, most=2**20)
@@ -130,6 +183,7 @@ class EngineConfig:
             _positive("prefix_cache_bytes", self.prefix_cache_bytes, least=0, most=2**50)
         _positive("max_stall_ms", self.max_stall_ms, least=0, most=60_000)
         _positive("draft_tokens", self.draft_tokens, most=64)
+        _positive("draft_ahead", self.draft_ahead, least=0, most=1024)
         parse_proposers(self.proposer)
         if self.step_tokens < self.block_tokens:
             raise ConfigError(
@@ -165,9 +219,21 @@ class EngineConfig:
         # Looking up is free on a CPU. A device runs ahead of the host, which a draft makes it wait for.
         return () if self.backend is BackendChoice.CUDA else (ProposerChoice(NGRAM),)
 
+    def cut_by(self, *, any_cut: bool) -> "EngineConfig":
+        """The same with the block for kernels that let prompts be cut anywhere, or do not.
+
+        Where they do not, a row's bits depend on the block. So it never changes with what steps take. It is
+        small where sessions could hold each other up for longer than they should.
+        """
+        if any_cut or self.prefill_block is not None or not self.max_stall_ms or self.capacity == 1:
+            return self
+        return replace(self, prefill_block=_CANONICAL_BLOCK)
+
     def resolved(self) -> "EngineConfig":
-        """The same with every number written out, as reports have it."""
-        return replace(self, prefill_block=self.block_tokens, max_batch_tokens=self.step_tokens)
+        """The same with every number written out and without keys, as reports have it."""
+        return replace(
+            self, prefill_block=self.block_tokens, max_batch_tokens=self.step_tokens, calling=Calling()
+        )
 
 
 @dataclass(frozen=True)
@@ -189,18 +255,47 @@ class Quotas:
 
 
 @dataclass(frozen=True)
+class StateConfig:
+    """Where sessions are stored, and what they survive there.
+
+    A session that has no slab sleeps in host memory, up to `host_tier_bytes` of them, or on the disk, up to
+    `disk_tier_bytes`. Keys and values are stored after every `snapshot_tokens` tokens, so no more have to be
+    computed again after a crash; None is a window. A session that nobody used for `hibernated_ttl_s` seconds
+    is deleted; None keeps it. What is stored is encrypted with a key from `key_file`, if there is one.
+    """
+
+    directory: Path
+    durability: Durability = Durability.PROCESS
+    host_tier_bytes: int = 2**30
+    disk_tier_bytes: int = 2**34
+    snapshot_tokens: int | None = None
+    hibernated_ttl_s: float | None = 7 * 86400.0
+    key_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        _positive("host_tier_bytes", self.host_tier_bytes, least=0, most=2**50)
+        _positive("disk_tier_bytes", self.disk_tier_bytes, least=0, most=2**60)
+        if self.snapshot_tokens is not None:
+            _positive("snapshot_tokens", self.snapshot_tokens)
+        if self.hibernated_ttl_s is not None:
+            _seconds("hibernated_ttl_s", self.hibernated_ttl_s)
+
+
+@dataclass(frozen=True)
 class RuntimeConfig:
     """How sessions are kept: when idle ones are closed, what owners may use, how much is remembered.
 
     `session_idle_ttl_s` None keeps idle sessions for ever. `remembered_requests` answers are kept for
     each owner, so that a repeated request id gets the first one; the generates among them are kept
-    with at most `remembered_events` events in all.
+    with at most `remembered_events` events in all. With a `state` directory idle sessions are put to sleep
+    instead of closed.
     """
 
     session_idle_ttl_s: float | None = 1800.0
     quotas: Quotas = field(default_factory=Quotas)
     remembered_requests: int = 1024
     remembered_events: int = 32768
+    state: StateConfig | None = None
 
     def __post_init__(self) -> None:
         if self.session_idle_ttl_s is not None:
@@ -358,11 +453,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _host_and_port(bind: str) -> tuple[str, int]:
+def _host_and_port(bind: str, name: str = "bind") -> tuple[str, int]:
     host, colon, port = bind.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not host or not port.isdecimal() or int(port) > 65535 or (":" in host and not bracketed):
-        raise ConfigError(f"bind must be HOST:PORT such as 127.0.0.1:50051 or [::1]:50051, got {bind!r}")
+        raise ConfigError(f"{name} must be HOST:PORT such as 127.0.0.1:50051 or [::1]:50051, got {bind!r}")
     return host.strip("[]"), int(port)
 
 

@@ -14,10 +14,13 @@
     │   └── HistoryMismatch    expected_history_length differs from the real one
     ├── ComeBackLater          it may work later
     │   ├── ResourceExhausted  no slab free, queue full, over quota
+    │   │   ├── NoFreeSlab     all slabs are in use
+    │   │   └── StorageFailed  the state directory cannot be written or read: full, or broken
     │   └── Unavailable        draining, shut down, still loading or out of reach
     │       └── DeviceLost     the device failed for good, and the engine with it
     ├── InvariantViolation     the session's bookkeeping broke; the session is failed
     ├── StateMismatch          exported state of another model, geometry or format
+    │   └── StateDamaged       stored state that was cut, changed, or encrypted with another key
     ├── StepFailed             computing the request's step raised
     ├── PeerFailed             a program we are compared with in a benchmark broke
     ├── Unauthenticated        missing or wrong API key
@@ -102,6 +105,14 @@ class ResourceExhausted(ComeBackLater):
     """No slab, queue place or quota is left. Nothing was changed."""
 
 
+class NoFreeSlab(ResourceExhausted):
+    """All slabs are in use."""
+
+
+class StorageFailed(ResourceExhausted):
+    """The state directory cannot be written or read. Nothing was changed; it may work when there is space."""
+
+
 class InvariantViolation(KakeyaError):
     """A session's bookkeeping contradicts its storage."""
 
@@ -112,6 +123,10 @@ class InvariantViolation(KakeyaError):
 
 class StateMismatch(KakeyaError):
     """Exported session state does not fit this model, geometry or format."""
+
+
+class StateDamaged(StateMismatch):
+    """Stored state is not what was stored."""
 
 
 class StepFailed(KakeyaError):

@@ -10,8 +10,9 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from kakeya.observer import EngineObserver
+from kakeya.types import TierFacts
 
-SESSION_STATES = ("idle", "generating", "failed")
+SESSION_STATES = ("idle", "generating", "failed", "host", "disk")
 # A laptop's decode step takes milliseconds, a long prompt on it minutes.
 _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -59,9 +60,25 @@ class Metrics(EngineObserver):
         )
         self._generated = counter("kakeya_generation_tokens", "Tokens generated")
         self._evicted = counter("kakeya_evicted_tokens", "Tokens that left a window")
+        self._recall()
         self._drafted = counter("kakeya_draft_tokens", "Guessed tokens that were verified", ["proposer"])
         self._accepted = counter(
             "kakeya_accepted_tokens", "Guessed tokens that the verifier kept", ["proposer"]
+        )
+
+    def _recall(self) -> None:
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry, buckets=_TOKEN_BUCKETS)
+        self._lookups = counter(
+            "kakeya_recall_lookups", "Searches of a session's past, by result", ["result"]
+        )
+        for result in ("found", "failed"):
+            self._lookups.labels(result)
+        self._recalled_pages = counter("kakeya_recall_pages", "Ranges of the past that turns brought back")
+        self._recalled_slots = counter("kakeya_recall_slots", "Slots that were computed for them")
+        self._lookup_time = histogram("kakeya_recall_lookup_seconds", "What a search took")
+        self._recall_time = histogram(
+            "kakeya_recall_seconds", "What it took to compute what was brought back"
         )
 
     def _sessions(self) -> None:
@@ -76,7 +93,20 @@ class Metrics(EngineObserver):
         self._violations = counter(
             "kakeya_invariant_violations", "Sessions failed because their bookkeeping broke", ["invariant"]
         )
-        for invariant in ("INV-1", "INV-2"):
+        self._tier_bytes = gauge("kakeya_tier_bytes", "Bytes that sleeping sessions take", ["tier"])
+        self._tier_limits = gauge("kakeya_tier_limit_bytes", "Bytes that they may take", ["tier"])
+        self._snapshot_lag = gauge(
+            "kakeya_snapshot_lag_tokens", "The most tokens a session would compute again after a crash"
+        )
+        self._damaged = counter("kakeya_damaged_snapshots", "Stored snapshots that had to be computed again")
+        self._wakes = Histogram(
+            "kakeya_wake_seconds",
+            "From a call on a sleeping session to its slab",
+            ["tier"],
+            registry=self.registry,
+            buckets=_TOKEN_BUCKETS,
+        )
+        for invariant in ("INV-1", "INV-2", "INV-4"):
             self._violations.labels(invariant)
 
     def exposition(self) -> bytes:
@@ -91,6 +121,20 @@ class Metrics(EngineObserver):
             self._session_count.labels(state).set_function(partial(count, state))
         self._live_bytes.set_function(live_bytes)
         self._capacity_bytes.set(capacity_bytes)
+
+    def watch_tiers(self, tiers: Callable[[], TierFacts | None]) -> None:
+        """Have the gauges of sleeping sessions read from this function at each scrape, if any can sleep."""
+        if tiers() is None:
+            return
+
+        def read(name: str) -> float:
+            facts = tiers()
+            return 0.0 if facts is None else float(getattr(facts, name))
+
+        for tier in ("host", "disk"):
+            self._tier_bytes.labels(tier).set_function(partial(read, f"{tier}_bytes"))
+            self._tier_limits.labels(tier).set_function(partial(read, f"{tier}_limit"))
+        self._snapshot_lag.set_function(partial(read, "lag_tokens"))
 
     # The engine's events.
 
@@ -126,6 +170,15 @@ class Metrics(EngineObserver):
         self._drafted.labels(proposer).inc(proposed)
         self._accepted.labels(proposer).inc(accepted)
 
+    def recall_searched(self, seconds: float, *, failed: bool) -> None:
+        self._lookups.labels("failed" if failed else "found").inc()
+        self._lookup_time.observe(seconds)
+
+    def recalled(self, ranges: int, slots: int, seconds: float) -> None:
+        self._recalled_pages.inc(ranges)
+        self._recalled_slots.inc(slots)
+        self._recall_time.observe(seconds)
+
     def tokens_evicted(self, tokens: int) -> None:
         self._evicted.inc(tokens)
 
@@ -136,5 +189,41 @@ class Metrics(EngineObserver):
     def invariant_violated(self, invariant: str) -> None:
         self._violations.labels(invariant).inc()
 
+    def session_woken(self, place: str, seconds: float) -> None:
+        self._wakes.labels(place).observe(seconds)
+
+    def snapshot_damaged(self) -> None:
+        self._damaged.inc()
+
     def admission(self, result: str) -> None:
         self._admission.labels(result).inc()
+
+
+class ProposerMetrics:
+    """The metrics of `kakeya propose`, on a new registry unless one is given."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        gauge, counter = partial(Gauge, registry=self.registry), partial(Counter, registry=self.registry)
+        self._streams = gauge("kakeya_proposer_streams", "Verifiers that are connected")
+        self._sessions = gauge("kakeya_proposer_sessions", "Sessions of all verifiers")
+        self._told = counter("kakeya_proposer_told_tokens", "Tokens of histories that verifiers have told")
+        self._guessed = counter("kakeya_proposer_guessed_tokens", "Tokens guessed", ["proposer"])
+        self._discarded = counter(
+            "kakeya_proposer_discarded_tokens",
+            "Guessed tokens that were wrong, or followed one that was",
+        )
+
+    def watch(self, streams: Callable[[], int], sessions: Callable[[], int]) -> None:
+        """Have the gauges read from these functions at each scrape."""
+        self._streams.set_function(streams)
+        self._sessions.set_function(sessions)
+
+    def told(self, tokens: int) -> None:
+        self._told.inc(tokens)
+
+    def guessed(self, proposer: str, tokens: int) -> None:
+        self._guessed.labels(proposer).inc(tokens)
+
+    def discarded(self, tokens: int) -> None:
+        self._discarded.inc(tokens)

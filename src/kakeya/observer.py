@@ -1,4 +1,4 @@
-"""What the engine reports of its work: one call per event, on the engine thread (`admission`: on any)."""
+"""What the engine reports of its work: one call per event, on the engine thread unless it says otherwise."""
 
 
 class EngineObserver:
@@ -31,6 +31,13 @@ class EngineObserver:
     def drafts(self, proposer: str, proposed: int, accepted: int) -> None:
         """The verifier judged the guesses of a proposer for one session."""
 
+    def recall_searched(self, seconds: float, *, failed: bool) -> None:
+        """A session's past was searched for what its turn should see. If that failed, it keeps what it had
+        recalled before. On any thread."""
+
+    def recalled(self, ranges: int, slots: int, seconds: float) -> None:
+        """A session sees other pieces of its past: so many. So many slots were computed for them."""
+
     def tokens_evicted(self, tokens: int) -> None:
         """Committed tokens left a session's window."""
 
@@ -40,8 +47,14 @@ class EngineObserver:
     def invariant_violated(self, invariant: str) -> None:
         """A session's bookkeeping broke and the session was failed."""
 
+    def session_woken(self, place: str, seconds: float) -> None:
+        """A session that slept in `place` has a slab again."""
+
+    def snapshot_damaged(self) -> None:
+        """A stored snapshot was not what was stored; it is computed again."""
+
     def admission(self, result: str) -> None:
-        """A generate was accepted or refused at the door."""
+        """A generate was accepted or refused at the door. On any thread."""
 
 
 UNOBSERVED = EngineObserver()

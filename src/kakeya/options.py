@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from kakeya.config import DEFAULT_MODEL, CacheConfig, EngineConfig
+from kakeya.config import DEFAULT_MODEL, CacheConfig, Calling, EngineConfig
 from kakeya.errors import ConfigError, InvalidArgument
 from kakeya.types import BackendChoice, DType, KernelChoice, Numerics, SamplingParams, WeightFormat
 
@@ -24,6 +24,7 @@ T = TypeVar("T", bound="DataclassInstance")
 # A flag in one panel of the help.
 _model = partial(typer.Option, rich_help_panel="The model")
 memory = partial(typer.Option, rich_help_panel="Memory and arithmetic")
+_remote = partial(typer.Option, rich_help_panel="Remote proposers")
 _answer = partial(typer.Option, rich_help_panel="The answer")
 
 # Settings that some verbs have alone, or with another default.
@@ -37,7 +38,9 @@ Proposer = Annotated[
     str,
     memory(
         help="What guesses tokens ahead, for speed alone: `auto`, `none`, `ngram` (looks them up in the "
-        "session), `model:PATH` (a smaller model with the same tokenizer), or several joined by `+`."
+        "session), `drafter` or `drafter:PATH` (a small network trained for the model), `model:PATH` "
+        "(a smaller model with the same tokenizer), `remote:HOST:PORT` (a `kakeya propose` elsewhere; more "
+        "addresses with commas), or several joined by `+`."
     ),
 ]
 MaxTokens = Annotated[int, _answer(help="The most tokens of one answer.")]
@@ -48,7 +51,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object per answer, 
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class ComputeOptions:
     """The model, and fields of EngineConfig and CacheConfig under their own names."""
 
     model: Model = DEFAULT_MODEL
@@ -57,6 +60,13 @@ class EngineOptions:
     ] = EngineConfig.backend
     sink: Annotated[int, memory(help="First tokens kept for ever.")] = CacheConfig.sink
     window: Annotated[int, memory(help="Most recent tokens kept.")] = CacheConfig.window
+    recall: Annotated[
+        int,
+        memory(
+            help="Tokens that left the window and that a turn may see again; 0 is no recall.",
+            metavar="TOKENS",
+        ),
+    ] = CacheConfig.recall
     dtype: Annotated[DType, memory(help="Activations and cache.")] = EngineConfig.dtype
     weights: Annotated[WeightFormat, memory(help="How weights are held.")] = EngineConfig.weights
     numerics: NumericMode = EngineConfig.numerics
@@ -68,6 +78,13 @@ class EngineOptions:
     draft_tokens: Annotated[int, memory(help="The most tokens that a proposer guesses at once.")] = (
         EngineConfig.draft_tokens
     )
+    draft_ahead: Annotated[
+        int,
+        memory(
+            help="The most tokens that a remote proposer goes on guessing while its last ones are verified; "
+            "0 asks for guesses only when they are needed."
+        ),
+    ] = EngineConfig.draft_ahead
 
     def engine_config(self, capacity: int | None = None) -> EngineConfig:
         """The engine's settings. Raises ConfigError naming the option that is wrong.
@@ -75,13 +92,35 @@ class EngineOptions:
         A subclass may have more fields of EngineConfig. A `capacity` given here replaces its own.
         """
         asked = vars(self) if capacity is None else {**vars(self), "capacity": capacity}
-        config = build(EngineConfig, {**asked, "cache": build(CacheConfig, asked)})
+        parts = {"cache": build(CacheConfig, asked), "calling": self._calling()}
+        config = build(EngineConfig, {**asked, **parts})
         if config.backend is BackendChoice.CUDA:
             # Before any model is fetched. torch takes a second to import, but CUDA needs it anyway.
             from kakeya.engine.backends import chosen_backend
 
             chosen_backend(config)
         return config
+
+    def _calling(self) -> Calling:
+        return Calling()
+
+
+@dataclass(frozen=True)
+class EngineOptions(ComputeOptions):
+    """The same for who may have remote proposers."""
+
+    proposer_api_key: Annotated[str | None, _remote(help="The key for remote proposers.")] = None
+    proposer_tls_ca: Annotated[
+        str | None,
+        _remote(help="Call them over TLS: the authority of their certificates, PEM, or `system`."),
+    ] = None
+    proposer_tls_cert: Annotated[str | None, _remote(help="Our certificate for them, PEM.")] = None
+    proposer_tls_key: Annotated[str | None, _remote(help="Its key, PEM.")] = None
+
+    def _calling(self) -> Calling:
+        return Calling(
+            self.proposer_api_key, self.proposer_tls_ca, self.proposer_tls_cert, self.proposer_tls_key
+        )
 
 
 @dataclass(frozen=True)

@@ -1,37 +1,54 @@
 """The door: the calls that servers, the command line and users make on sessions over one loaded model."""
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from torch import Tensor
 
-from kakeya.config import DEFAULT_MODEL, EngineConfig, RuntimeConfig
+from kakeya.config import DEFAULT_MODEL, EngineConfig, RuntimeConfig, StateConfig
 from kakeya.engine.constraint import Constraint
 from kakeya.engine.draft_length import DraftLength
 from kakeya.engine.engine import Engine
-from kakeya.engine.proposer import Proposer
+from kakeya.engine.proposer import Proposer, WorksAhead
 from kakeya.engine.scoring import score_blocks, score_tokens
 from kakeya.engine.sequence import TokenSequence
-from kakeya.engine.state import on_device, on_host, read_state, write_state
+from kakeya.engine.state import SequenceState, on_device, on_host, read_state, write_state
+from kakeya.engine.state_bytes import check_values, decode_state, encode_state
 from kakeya.engine.stream import EventStream
-from kakeya.errors import ConfigError, SessionNotFound, Unavailable
+from kakeya.errors import ConfigError, InvalidArgument, SessionNotFound, StorageFailed, Unavailable
 from kakeya.loading import LoadedModel, load_model
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.observer import UNOBSERVED, EngineObserver
-from kakeya.proposers.opening import open_proposers
+from kakeya.proposers.opening import device_drafter, open_proposers
+from kakeya.recall.index import Vocabulary
 from kakeya.sessions.answers import Answers, Call
+from kakeya.sessions.durable import Durable
 from kakeya.sessions.generating import GenerateListener, admission_result
+from kakeya.sessions.keeping import Keeping
 from kakeya.sessions.limits import Limits
 from kakeya.sessions.recording import RecordedStream
+from kakeya.sessions.remembering import Language, Remembering
 from kakeya.sessions.session import Session, check_label
 from kakeya.sessions.store import SessionStore
 from kakeya.sessions.sweep import Sweeper
+from kakeya.storage.envelope import contents_of, enveloped
+from kakeya.storage.store import StateStore
 from kakeya.text import Tokenizer
+from kakeya.text.turns import message_start
 from kakeya.tracing import Tracing
-from kakeya.types import RuntimeFacts, SamplingParams, SessionInfo, ShareBeginnings, TokenEvent
+from kakeya.types import (
+    RuntimeFacts,
+    SamplingParams,
+    SessionInfo,
+    ShareBeginnings,
+    TierFacts,
+    TokenEvent,
+    TokenRange,
+)
 
 if TYPE_CHECKING:
     from kakeya.metrics import Metrics  # a front end's, which brings it
@@ -39,6 +56,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOCAL_OWNER = "local"
+_LONGEST_HISTORY_BYTES = 2**28
 # A program that embeds a runtime closes its sessions itself.
 _LOCAL = RuntimeConfig(session_idle_ttl_s=None)
 
@@ -61,6 +79,8 @@ class Runtime:
         proposers: Sequence[Proposer] = (),
         draft_length: DraftLength | None = None,
     ) -> None:
+        self._observer: EngineObserver = metrics or UNOBSERVED
+        self._engine = Engine(model.backend, model.config, proposers, self._observer, draft_length)
         self.config = model.config
         self.settings = settings
         self.tokenizer = model.tokenizer
@@ -71,12 +91,12 @@ class Runtime:
         self._pool = model.backend.pool
         self._metrics = metrics
         self._tracing = tracing
-        self._observer: EngineObserver = metrics or UNOBSERVED
-        self._engine = Engine(model.backend, model.config, proposers, self._observer, draft_length)
+        self._proposers = proposers
         self._store = SessionStore()
         self._limits = Limits(settings.quotas)
         self._answers = Answers(settings.remembered_requests, settings.remembered_events)
         self._sweeper: Sweeper | None = None
+        self._keeping = Keeping() if settings.state is None else self._open_state(settings.state)
 
     @classmethod
     def open(
@@ -90,27 +110,35 @@ class Runtime:
         name: str = "",
         tokenizer: Tokenizer | None = None,
         proposers: Sequence[Proposer] | None = None,
+        as_it_pays: bool = False,
     ) -> Self:
         """Load a model as `load_model` does, and the proposers that `config` names, and start the engine.
 
-        Of guesses by `proposers` that are given instead, all are drafted.
+        Of guesses by `proposers` that are given instead, all are drafted, or as many `as_it_pays`.
         Without `settings` there are no quotas, and idle sessions are kept.
         Raises ModelError, and ConfigError for a model that does not fit in memory.
         """
         observed = {layer for proposer in proposers or () for layer in proposer.hidden_layers}
-        loaded = load_model(model, config or EngineConfig(), name, tokenizer, len(observed))
+        config = config or EngineConfig()
         if proposers is not None:
-            return cls(loaded, settings, metrics, tracing, proposers).start()
+            loaded = load_model(model, config, name, tokenizer, len(observed))
+            length = DraftLength() if as_it_pays else None
+            return cls(loaded, settings, metrics, tracing, proposers, length).start()
+        loaded = load_model(model, config, name, tokenizer, find_drafter=device_drafter)
         loaded, proposers = open_proposers(loaded)
         return cls(loaded, settings, metrics, tracing, proposers, DraftLength()).start()
 
     def start(self) -> Self:
         """Start the engine, and what closes idle sessions. Call it once."""
         self._engine.start()
+        for session in self._keeping.recovered():
+            self._store.restore(session)
+            self._limits.session_recovered(session.owner)
         if self._metrics is not None:
             self._metrics.watch_sessions(self._store.count, self._store.live_bytes, self._facts.pool_bytes)
-        if self.settings.session_idle_ttl_s is not None:
-            self._sweeper = Sweeper(self.sweep, self.settings.session_idle_ttl_s)
+            self._metrics.watch_tiers(self._keeping.tiers)
+        if (ttl := self._shortest_ttl()) is not None:
+            self._sweeper = Sweeper(self.sweep, ttl)
             self._sweeper.start()
         return self
 
@@ -131,8 +159,12 @@ class Runtime:
 
     @property
     def free_slabs(self) -> int:
-        """How many more sessions there is room for at this moment."""
-        return self._pool.free_count
+        """How many more sessions there is room for at this moment, those included that others would leave."""
+        return self._pool.free_count + self._keeping.could_leave
+
+    def tiers(self) -> TierFacts | None:
+        """Where sessions are, and what sleeping ones take; None without a state directory."""
+        return self._keeping.tiers()
 
     # Calls on sessions.
 
@@ -143,18 +175,27 @@ class Runtime:
         client_label: str = "",
         eos_token_ids: Sequence[int] | None = None,
         pinned_prefix_tokens: int | None = None,
+        recall_tokens: int = 0,
         request_id: str = "",
     ) -> str:
-        """A new empty session; its id. EOS ids default to the model's own."""
+        """A new empty session; its id. EOS ids default to the model's own.
+
+        With `recall_tokens`, each turn sees up to so many tokens again that have left the window.
+        """
         check_label(client_label)
         eos = self.model_config.eos_token_ids if eos_token_ids is None else eos_token_ids
+        call = Call("create", "", request_id)
 
         def create() -> str:
             with self._limits.new_session(owner):
-                sequence = self._engine.open(owner, eos, pinned_prefix_tokens)
-            return self._keep(sequence, client_label, "session created", request_id)
+                take = partial(
+                    self._engine.open, owner, eos, pinned_prefix_tokens, recall_tokens, self._retriever()
+                )
+                stored = partial(self._keeping.created, call=call)
+                sequence = self._keeping.with_slab(take)
+                return self._keep(sequence, client_label, "session created", stored, request_id)
 
-        return self._answers.once(owner, Call("create", "", request_id), create)
+        return self._answers.once(owner, call, create)
 
     def append(
         self,
@@ -166,13 +207,20 @@ class Runtime:
         request_id: str = "",
     ) -> int:
         """Add tokens to the history; returns its length. An empty append only refreshes the idle clock."""
+        call = Call("append", session_id, request_id)
 
         def append() -> int:
             session = self._used(session_id, owner)
-            with self._limits.appending(owner, len(token_ids)):
-                return self._engine.append(session.sequence, token_ids, expected_history_length)
+            with self._limits.appending(owner, len(token_ids)), self._keeping.working(session) as sequence:
+                length = self._engine.append(sequence, token_ids, expected_history_length)
+                try:
+                    self._keeping.appended(session, length, token_ids, call)
+                except BaseException:
+                    self._engine.take_back(sequence, length - len(token_ids))
+                    raise
+                return length
 
-        return self._answers.once(owner, Call("append", session_id, request_id), append)
+        return self._answers.once(owner, call, append)
 
     def generate(
         self,
@@ -193,11 +241,13 @@ class Runtime:
         first call still generates, it raises SessionBusy.
         """
 
+        call = Call("generate", session_id, request_id)
+
         def start() -> EventStream:
             try:
                 session = self._used(session_id, owner)
                 params = sampling or SamplingParams()
-                stream = self._generate(session, max_tokens, params, request_id, constraint, prediction)
+                stream = self._generate(session, max_tokens, params, call, constraint, prediction)
             except BaseException as error:
                 self._observer.admission(admission_result(error))
                 raise
@@ -205,17 +255,59 @@ class Runtime:
             return stream
 
         def tell_again(first: EventStream) -> EventStream:
+            session = self._store.get(session_id, owner)
+            stored = self._keeping.tell_again(session, first)
+            if stored is not None:
+                return stored
             assert isinstance(first, RecordedStream), "a call with a request id is recorded"
-            if first.cancel_requested and not first.is_settled:
-                self._engine.rest(self._store.get(session_id, owner).sequence)
+            if first.cancel_requested and not first.is_settled and session.sequence is not None:
+                self._engine.rest(session.sequence)
             return first.replay()
 
-        return self._answers.once(owner, Call("generate", session_id, request_id), start, tell_again)
+        return self._answers.once(owner, call, start, tell_again)
+
+    def recall(
+        self,
+        session_id: str,
+        ranges: Sequence[TokenRange],
+        *,
+        remember: bool = False,
+        owner: str = LOCAL_OWNER,
+        request_id: str = "",
+    ) -> tuple[TokenRange, ...]:
+        """Let the next turn see these ranges of the history again, instead of what would be searched for.
+
+        With `remember`, they take the place of those remembered so far: every later turn that does not see
+        them brings them back, whatever else it searches for. Returns what the next turn is known to bring
+        back. Raises InvalidArgument for ranges outside the history, in sight, that overlap or that are longer
+        than `recall_tokens`, and for a session without recall.
+        """
+
+        def name() -> tuple[TokenRange, ...]:
+            session = self._used(session_id, owner)
+            with self._keeping.working(session) as sequence:
+                named = self._engine.recall(sequence, ranges, remember=remember)
+                self._keeping.recalled(session)
+                return named
+
+        return self._answers.once(owner, Call("recall", session_id, request_id), name)
 
     def info(self, session_id: str, *, owner: str = LOCAL_OWNER) -> SessionInfo:
         """What the session holds. Asking does not refresh the idle clock."""
         session = self._store.get(session_id, owner)
-        return self._engine.read(session.sequence, session.describe)
+        return self._engine.read_all(_awake([session]), session.describe)
+
+    def recalled(self, session_id: str, *, owner: str = LOCAL_OWNER) -> dict[TokenRange, str]:
+        """What the session sees of its past beside its window, as text, in order of time."""
+        session = self._store.get(session_id, owner)
+
+        def look(sequence: TokenSequence) -> dict[TokenRange, tuple[int, ...]]:
+            ranges = session.describe().recalled
+            return dict(zip(ranges, sequence.tokens_of(ranges), strict=True))
+
+        with self._keeping.working(session) as sequence:
+            found = self._engine.read(sequence, look)
+        return {each: self.tokenizer.decode(token_ids) for each, token_ids in found.items()}
 
     def list_sessions(
         self, *, owner: str = LOCAL_OWNER, page_size: int = 100, page_token: str = ""
@@ -229,28 +321,32 @@ class Runtime:
             return [], next_page
 
         def describe() -> list[SessionInfo]:
-            return [each.describe(each.sequence) for each in sessions if not each.is_closed]
+            return [each.describe() for each in sessions if not each.is_closed]
 
-        return self._engine.read_all([each.sequence for each in sessions], describe), next_page
+        return self._engine.read_all(_awake(sessions), describe), next_page
 
     def fork(self, session_id: str, *, owner: str = LOCAL_OWNER, request_id: str = "") -> tuple[str, int]:
         """A new session with the same history, independent from here on; its id and history length."""
+        call = Call("fork", session_id, request_id)
 
         def fork() -> tuple[str, int]:
             session = self._used(session_id, owner)
-            with self._limits.new_session(owner):
-                copy = self._engine.fork(session.sequence)
-            length = copy.committed  # before anybody else can know of it
-            return self._keep(copy, session.client_label, "session forked", request_id, session), length
+            with self._limits.new_session(owner), self._keeping.working(session) as sequence:
+                copy = self._keeping.with_slab(lambda: self._engine.fork(sequence))
+                length = copy.committed  # before anybody else can know of it
+                stored = partial(self._keeping.forked, original=session, call=call)
+                label = session.client_label
+                return self._keep(copy, label, "session forked", stored, request_id, session), length
 
-        return self._answers.once(owner, Call("fork", session_id, request_id), fork)
+        return self._answers.once(owner, call, fork)
 
     def close_session(self, session_id: str, *, owner: str = LOCAL_OWNER) -> int:
         """Free the session; returns its final history length."""
         session = self._store.get(session_id, owner)
-        if not self._forget(session):
-            raise SessionNotFound(f"no session {session_id!r}")
-        length = self._engine.close(session.sequence)
+        with self._keeping.closing(session):
+            if not self._forget(session):
+                raise SessionNotFound(f"no session {session_id!r}")
+            length = self._end(session)
         log.info("session closed", extra={"session_id": session_id, "history_length": length})
         return length
 
@@ -258,10 +354,7 @@ class Runtime:
         self, session_id: str, path: Path, *, notes: str = "", owner: str = LOCAL_OWNER
     ) -> None:
         """Write the session's whole state to a file, with a note of the caller's own."""
-        session = self._used(session_id, owner)
-        with self._pool.transfers, self._engine.using_device():
-            state = on_host(self._engine.export_state(session.sequence, notes))
-        write_state(path, state)
+        write_state(path, self._export(session_id, owner, notes))
 
     def import_session(
         self, path: Path, *, client_label: str = "", owner: str = LOCAL_OWNER
@@ -272,15 +365,43 @@ class Runtime:
         """
         check_label(client_label)
         state = read_state(path, self.fingerprint, self._pool.geometry)
-        with self._pool.transfers, self._engine.using_device():
-            moved = on_device(state, self._pool.device)
-            with self._limits.new_session(owner):
-                sequence = self._engine.import_state(moved, owner)
-        return self._keep(sequence, client_label, "session imported"), state.notes
+        return self._import(state, client_label, owner, ""), state.notes
+
+    @property
+    def longest_import(self) -> int:
+        """The most bytes that a session's file can have here: its slab, and a long history."""
+        return 2 * self._pool.geometry.slab_bytes + _LONGEST_HISTORY_BYTES
+
+    def export_bytes(self, session_id: str, *, owner: str = LOCAL_OWNER) -> list[bytes | memoryview]:
+        """The session's whole state as the parts of a file, with a digest. See `import_bytes`."""
+        return enveloped(encode_state(self._export(session_id, owner, "")))
+
+    def import_bytes(
+        self,
+        file: bytes | bytearray,
+        *,
+        client_label: str = "",
+        owner: str = LOCAL_OWNER,
+        request_id: str = "",
+    ) -> tuple[str, int]:
+        """A new session that continues an exported one; its id and history length.
+
+        The file may come from anywhere. Raises StateMismatch unless it is whole and fits this model.
+        """
+        check_label(client_label)
+
+        def bring_in() -> tuple[str, int]:
+            state = decode_state(contents_of(file), "the file", self.fingerprint, self._pool.geometry)
+            check_values(state, "the file")
+            return self._import(state, client_label, owner, request_id), len(state.tokens)
+
+        return self._answers.once(owner, Call("import", "", request_id), bring_in)
 
     def sweep(self) -> int:
         """Close sessions that were idle for the configured time; returns how many. Also runs by itself."""
         ttl = self.settings.session_idle_ttl_s
+        if self.settings.state is not None:
+            return sum(map(self._expire_asleep, self._keeping.sweep(ttl)))
         if ttl is None:
             return 0
         return sum(
@@ -305,11 +426,12 @@ class Runtime:
 
     def score(self, token_ids: Sequence[int]) -> Tensor:
         """Next-token logits after each token [n, vocab], through the engine, on a temporary session."""
-        return self._engine.score(token_ids)
+        return self._keeping.with_slab(partial(self._engine.score, token_ids))
 
     def score_blocks(self, token_ids: Sequence[int]) -> Generator[Tensor, None, None]:
         """The same a few rows at a time [rows, vocab], so that a long text takes no more memory. Take all of
         them, or close the iterator."""
+        self._keeping.with_slab(self._pool.check_free)
         return score_blocks(self._engine, token_ids)
 
     def score_tokens(
@@ -317,6 +439,7 @@ class Runtime:
     ) -> Generator[list[TokenEvent], None, None]:
         """The tokens with their log-probabilities (the first has none), block by block on a temporary
         session. Take all of them, or close the iterator."""
+        self._keeping.with_slab(self._pool.check_free)
         return score_tokens(self._engine, token_ids, top_logprobs)
 
     # The end.
@@ -331,7 +454,12 @@ class Runtime:
             self._sweeper.stop()
         if drain_timeout > 0:
             self._engine.drain(drain_timeout)
+        self._keeping.close()
         self._engine.shutdown()
+        self._keeping.end()
+        for proposer in self._proposers:
+            if isinstance(proposer, WorksAhead):
+                proposer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -340,6 +468,41 @@ class Runtime:
         self.close()
 
     # Behind the door.
+
+    def _open_state(self, config: StateConfig) -> Keeping:
+        """The state directory, and what earlier processes have answered. Raises ConfigError."""
+        store = StateStore(config, self.settings.remembered_requests)
+        try:
+            block = self.config.block_tokens
+            durable = Durable(
+                store,
+                self._engine,
+                self._pool,
+                self.fingerprint,
+                block,
+                self._store,
+                self._observer,
+                self._retriever,
+            )
+            durable.recall_answers(self._answers)
+        except BaseException:
+            store.close()
+            raise
+        return durable
+
+    def _retriever(self) -> Remembering:
+        """Finds what a session should see again."""
+        return Remembering(lambda: self._language)
+
+    def _shortest_ttl(self) -> float | None:
+        state = self.settings.state
+        ttls = (self.settings.session_idle_ttl_s, None if state is None else state.hibernated_ttl_s)
+        return min((ttl for ttl in ttls if ttl is not None), default=None)
+
+    @cached_property
+    def _language(self) -> Language:
+        pieces = [_piece(self.tokenizer, token) for token in range(self.model_config.vocab_size)]
+        return Language(Vocabulary(pieces), message_start(self.tokenizer))
 
     def _used(self, session_id: str, owner: str) -> Session:
         """The owner's session, its idle clock refreshed."""
@@ -352,12 +515,20 @@ class Runtime:
         sequence: TokenSequence,
         label: str,
         message: str,
+        store: Callable[[Session], None],
         request_id: str = "",
         original: Session | None = None,
     ) -> str:
-        session = self._store.add(sequence, label)
+        """Add a session once it is stored. Closes the sequence when it cannot be."""
+        session = self._store.new(sequence, label)
         if original is not None:
             session.share_past(original)
+        try:
+            store(session)
+        except BaseException:
+            self._engine.close(sequence)
+            raise
+        self._store.restore(session)
         ids = {"session_id": session.session_id, "request_id": request_id}
         log.info(message, extra=ids | {"client_label": label})
         return session.session_id
@@ -367,23 +538,60 @@ class Runtime:
         session: Session,
         max_tokens: int,
         sampling: SamplingParams,
-        request_id: str,
+        call: Call,
         constraint: Constraint | None,
         prediction: Sequence[int],
     ) -> EventStream:
         self._limits.start_request(session.owner)
-        listener = GenerateListener(session, request_id, self._limits, self.settings.remembered_events)
+        events = self.settings.remembered_events
+        listener = GenerateListener(session, call, self._limits, self._keeping, events)
         try:
             if self._tracing is not None:
-                listener.span = self._tracing.generate(session.session_id, request_id, max_tokens, sampling)
-            return self._engine.generate(
-                session.sequence, max_tokens, sampling, listener, constraint, prediction
-            )
+                span = self._tracing.generate(session.session_id, call.request_id, max_tokens, sampling)
+                listener.span = span
+            with self._keeping.working(session) as sequence:
+                return self._engine.generate(sequence, max_tokens, sampling, listener, constraint, prediction)
         except BaseException as error:
             listener.refused(error)
             raise
 
+    def _export(self, session_id: str, owner: str, notes: str) -> SequenceState:
+        """A session's whole state, on the host."""
+        session = self._used(session_id, owner)
+        working, device = self._keeping.working(session), self._engine.using_device()
+        with working as sequence, self._pool.transfers, device:
+            return on_host(self._engine.export_state(sequence, notes))
+
+    def _import(self, state: SequenceState, label: str, owner: str, request_id: str) -> str:
+        """A new session that continues a checked state."""
+        call, tokens = Call("import", "", request_id), state.tokens.tolist()
+        with self._pool.transfers, self._engine.using_device():
+            moved = on_device(state, self._pool.device)
+            with self._limits.new_session(owner):
+                sequence = self._keeping.with_slab(
+                    partial(self._engine.import_state, moved, owner, self._retriever())
+                )
+                stored = partial(self._keeping.created, call=call, tokens=tokens)
+                return self._keep(sequence, label, "session imported", stored, request_id)
+
+    def _end(self, session: Session) -> int:
+        """Close its sequence, if it has one; its final length."""
+        if session.sequence is not None:
+            return self._engine.close(session.sequence)
+        assert session.asleep is not None
+        return session.asleep.length
+
+    def _expire_asleep(self, session: Session) -> bool:
+        """Delete a session that slept for too long."""
+        try:
+            self.close_session(session.session_id, owner=session.owner)
+        except (SessionNotFound, StorageFailed) as error:
+            log.info("an expired session is not deleted: %s", error)
+            return False
+        return True
+
     def _expire(self, session: Session, ttl: float) -> bool:
+        assert session.sequence is not None
         if not self._engine.close_if(session.sequence, lambda _: session.has_expired(ttl)):
             return False
         log.info("idle session closed", extra={"session_id": session.session_id, "idle_ttl_s": ttl})
@@ -395,3 +603,15 @@ class Runtime:
             return False
         self._limits.session_closed(session.owner)
         return True
+
+
+def _awake(sessions: Iterable[Session]) -> list[TokenSequence]:
+    return [sequence for each in sessions if (sequence := each.sequence) is not None]
+
+
+def _piece(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """What a token adds to a text; nothing for one that the tokenizer does not know."""
+    try:
+        return tokenizer.text_bytes(token_id)
+    except InvalidArgument:
+        return b""

@@ -27,6 +27,18 @@ class ShareBeginnings(StrEnum):
     OFF = "off"
 
 
+class Durability(StrEnum):
+    """What sessions in a state directory survive.
+
+    `none`: a clean end. `process`: the death of the process as well; what was acknowledged is stored first.
+    `power`: also a loss of power; what was acknowledged has reached the disk.
+    """
+
+    NONE = "none"
+    PROCESS = "process"
+    POWER = "power"
+
+
 class DType(StrEnum):
     """The element type of activations and of the KV cache."""
 
@@ -140,6 +152,37 @@ class TokenLogprob:
     logprob: float
 
 
+@dataclass(frozen=True, order=True)
+class TokenRange:
+    """Positions `start` to `end - 1` of a session's history."""
+
+    start: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        """How many tokens that are."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class RecallQuery:
+    """What a turn asks of its session's past. The token at `length` is the first that will see the answer.
+
+    It sees the first `pinned` tokens, and the last `window` ones up to itself. Of the rest, `recall` tokens
+    can be brought back. The turn's own words lie from `query_from` to `end`. `remembered` are always to be
+    among what is brought back; they are out of its sight.
+    """
+
+    length: int
+    pinned: int
+    window: int
+    recall: int
+    query_from: int
+    end: int
+    remembered: tuple[TokenRange, ...] = ()
+
+
 @dataclass(frozen=True)
 class TruncatedEvent:
     """Tokens have left the window since the session began. At most once, before any token."""
@@ -167,6 +210,16 @@ class DoneEvent:
     cached_token_count: int
     accepted_draft_tokens: int = 0
     proposed_draft_tokens: int = 0
+    recalled: tuple[TokenRange, ...] = ()
+    """What of its past the session saw beside its window, in order of time."""
+    recall_duration_seconds: float = 0.0
+    """How long it took to find that and to compute it."""
+    recalled_token_ids: tuple[tuple[int, ...], ...] = ()
+    """The tokens of each range that it saw."""
+
+    @property
+    def recalled_tokens(self) -> int:
+        return sum(each.length for each in self.recalled)
 
 
 @dataclass(frozen=True)
@@ -231,6 +284,30 @@ class SessionInfo:
     recent_turns: tuple[TurnRecord, ...] = ()
     shared_tokens: int = 0
     """Of the history: copied from other sessions that began the same way."""
+    recall_tokens: int = 0
+    """How many tokens that left the window it can see again at once."""
+    recalled: tuple[TokenRange, ...] = ()
+    """Those that it sees, in order of time; none: the earliest that are not pinned."""
+    remembered: tuple[TokenRange, ...] = ()
+    """What its client wants it to see always."""
+    recall_duration_seconds: float = 0.0
+    """How long the last turn took to find and to compute what it recalled."""
+    cache_invariant_inv4_violations: int = 0
+
+
+@dataclass(frozen=True)
+class TierFacts:
+    """Where sessions are, and what the tiers for sleeping ones take."""
+
+    active: int
+    host: int
+    disk: int
+    host_bytes: int
+    disk_bytes: int
+    host_limit: int
+    disk_limit: int
+    lag_tokens: int
+    """The most tokens that a session would have to compute again after a crash."""
 
 
 @dataclass(frozen=True)
@@ -257,5 +334,9 @@ class RuntimeFacts:
     prefix_cache_bytes: int = 0
     proposer: str = "none"
     draft_tokens: int = 0
+    recall: int = 0
+    """The most tokens that a session may recall."""
+    recall_bytes: int = 0
+    """What copies of slots for recall take, beside `pool_bytes`."""
     proposer_bytes: int = 0
-    """What the slabs of a small model take, beside `pool_bytes`."""
+    """What proposers' memory of sessions takes, beside `pool_bytes`: the slabs of a small model, say."""

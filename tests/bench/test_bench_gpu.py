@@ -27,6 +27,7 @@ from kakeya.errors import ConfigError
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.types import BackendChoice, DType
 from support import programs
+from support.untraced import importing
 
 CPU = torch.device("cpu")
 
@@ -172,7 +173,7 @@ def test_the_devices_own_backend_passes_its_checks_and_keeps_up(
 ) -> None:
     """As on a device: runtimes over the CUDA backend, beside the CPU's where both are compared."""
 
-    def opened(checkpoint: Checkpoint, config: EngineConfig, observed_layers: int) -> OpenedBackend:
+    def opened(checkpoint: Checkpoint, config: EngineConfig, *_: object) -> OpenedBackend:
         if config.dtype is DType.FLOAT32 and not in_turn.pop():
             return open_backend(checkpoint, config)
         return open_device(checkpoint, config, CPU)
@@ -240,8 +241,9 @@ ABSENT = (
 
 def test_it_runs_from_a_source_tree_with_few_packages(tmp_path: Path) -> None:
     assert callable(import_module("kakeya.__main__").main), "run only when asked"
-    lacking = f"import runpy, sys; sys.modules.update(dict.fromkeys({ABSENT!r})); "
-    program = lacking + "runpy.run_module('kakeya', run_name='__main__', alter_sys=True)"
+    lacking = f"import runpy, sys; sys.modules.update(dict.fromkeys({ABSENT!r}))\n"
+    foreign = importing("torch", "transformers.models.auto.modeling_auto")
+    program = lacking + foreign + "runpy.run_module('kakeya', run_name='__main__', alter_sys=True)"
     parts = [flag for part in ("runtime", "transformers", "exact") for flag in ("--part", part)]
     command = [sys.executable, "-c", program, "bench", "gpu", "--device", "cpu", "--quick", *parts, "--json"]
     outcome = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)

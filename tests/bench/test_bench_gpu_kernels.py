@@ -20,7 +20,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 MACHINE = Machine(copy_bytes_per_second=4e12, product_flops_per_second=8e14)
 TORCH = load_gpu_kernels(CPU, KernelChoice.TORCH)
 NAMES = {name for name in vars(GpuKernels) if not name.startswith("_")}
-NAMES -= {"supports_head_dim", "scratch", "k_splits"}
+NAMES -= {"supports_head_dim", "scratch", "k_splits", "fuses_rows"}
 # As many rows as fill a tile: matmuls of fewer are left to cuBLAS.
 MANY = replace(QUICK, sessions=64)
 TINY = list(Operations(TINY_QWEN3, MANY, CPU).all((1, 4)))
@@ -44,6 +44,11 @@ def test_operations_sizes_and_bytes_are_those_counted_by_hand() -> None:
         ("decode_attention", "1 row, 16 splits", attended),
         ("decode_attention", "64 rows, 1 split", 64 * attended),
         ("decode_attention", "256 rows, 1 split", 256 * attended),
+        (
+            "draft_attention",
+            "64 sessions, 8 rows each",
+            64 * ((1027 + 8) * 4096 + 8 * (4096 + 2 * 8192 + 1024)),
+        ),
         ("store_rows", "256 rows", 256 * (2 * 4096 + 512)),
         ("prefill_attention", "2,048 rows", 2 * 1028 * 4096 + 2048 * (4096 + 2 * 8192 + 1024)),
         ("sample", f"256 rows, {GREEDY}", 155_582_464),

@@ -44,3 +44,13 @@ def test_reports_name_small_models_without_their_directories(tmp_path: Path) -> 
     small.touch()
     written = f"ngram,ngram+model:{small},model:org/name"
     assert public_proposers(written) == "ngram,ngram+model:small.gguf,model:org/name"
+    assert public_proposers(f"drafter,ngram+drafter:{small}") == "drafter,ngram+drafter:small.gguf"
+    (tmp_path / "c++").mkdir()
+    plus = tmp_path / "c++" / "small+fast.gguf"
+    plus.touch()
+    assert public_proposers(f"ngram+model:{plus}") == "ngram+model:small+fast.gguf"
+    assert public_proposers("none") == "none"
+
+
+def test_reports_name_no_addresses() -> None:
+    assert public_proposers("ngram+remote:a.example:1,b.example:2,model:x") == "ngram+remote,model:x"

@@ -53,6 +53,10 @@ def test_committed_reports_can_all_be_shown() -> None:
     assert any(each.title == "aggregate" for each in parts["session-1m"])
 
 
+# A part of bench quality when the report was made; bench recall asks for more today.
+ELSEWHERE = {"recall_lost_within_the_window"}
+
+
 @pytest.mark.parametrize(
     ("name", "titles"),
     [
@@ -64,7 +68,7 @@ def test_committed_reports_can_all_be_shown() -> None:
         ("quality-q2k", ["Perplexity beside llama-cpp-python 0.3.36"]),
         (
             "quality-memory",
-            ["Perplexity; early: from a full window", "24 stretches of 256 tokens", "Right answers"],
+            ["Perplexity; early: from a full window", "24 stretches of 256 tokens"],
         ),
     ],
 )
@@ -73,7 +77,8 @@ def test_committed_evidence_is_judged_as_it_was(name: str, titles: list[str]) ->
     report = read_report(EVIDENCE / f"{name}.json")
     benchmark: Any = benchmark_of(report.kind)
     again = benchmark(model=report.config["model"]).gates(from_json(benchmark.results, report.results))
-    assert {gate.name: gate for gate in again} == {gate.name: gate for gate in report.gates}
+    judged = [gate for gate in report.gates if gate.name not in ELSEWHERE]
+    assert {gate.name: gate for gate in again} == {gate.name: gate for gate in judged}
     tables = [each.title for each in shown(report) if isinstance(each, Table)]
     assert all(found.startswith(title) for found, title in zip(tables, titles, strict=True))
 

@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 
-from kakeya.bench.arrivals import Outcome
 from kakeya.bench.registry import shown
 from kakeya.bench.report import Report, as_json
 from kakeya.bench.runner import main_chart
-from kakeya.bench.speculation import NOT_MEASURED, Speculation, SpeculationResults, Speedup, _tokens_a_second
+from kakeya.bench.speculation import NOT_MEASURED, Speculation, SpeculationResults, Speedup
 from kakeya.bench.stats import Samples
 from kakeya.bench.tables import Table
-from kakeya.errors import ConfigError, RemoteError
+from kakeya.errors import ConfigError
 
 
 def a_row(proposer: str = "ngram", kind: str = "copy", speedup: float = 2.0, **changes: Any) -> Speedup:
@@ -94,13 +93,6 @@ def test_what_is_shown() -> None:
 def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Speculation(**settings)
-
-
-def test_a_chat_that_fails_ends_the_run() -> None:
-    good = Outcome([0.1, 0.2], 0.3, tokens=3, failure=None)
-    assert _tokens_a_second([good]) == pytest.approx(10.0)
-    with pytest.raises(RemoteError, match="a chat was not answered: broken"):
-        _tokens_a_second([good, Outcome(failure="broken")])
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def test_a_space_before_a_slash_makes_it_text(run: Run) -> None:
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("/nothing", "no command /nothing; the commands are /info, /reset"),
+        ("/nothing", "no command /nothing; the commands are /info, /recalled, /reset"),
         ("/save", "/save needs a path"),
         ("/load", "/load needs a path"),
         ("/load /no/such/file", "/no/such/file cannot be read as session state"),

@@ -2,9 +2,7 @@
 
 import io
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import kakeya
 from kakeya.cli import VERBS, main
 from kakeya.errors import DownloadFailed
 from kakeya.models import catalogue
-from support.programs import Run
+from support.programs import Run, processor_seconds
 
 
 def test_help_lists_every_verb(run: Run) -> None:
@@ -46,13 +44,8 @@ def test_help_is_quick_and_light() -> None:
         "heavy = {'torch', 'numpy', 'tokenizers', 'gguf', 'huggingface_hub'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    best = float("inf")
-    for _ in range(3):
-        started = time.monotonic()
-        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-        best = min(best, time.monotonic() - started)
-    # Half a second alone; other work on the machine gets some room.
-    assert best < 1.5
+    # About half a second where nothing else runs; a shared core is slower.
+    assert min(processor_seconds(program) for _ in range(3)) < 1.5
 
 
 def test_an_unknown_verb_is_wrong_usage(run: Run) -> None:

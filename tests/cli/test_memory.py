@@ -59,7 +59,7 @@ def test_more_than_fits_is_refused_with_the_arithmetic() -> None:
         capacity(600, "50%")
     assert str(refused.value) == (
         "capacity 600 does not fit: 1,000 bytes per token x 1,000 slots = 1,000,000 bytes per session, "
-        "x 600 sessions = 600.0 MB, beside 0 bytes for shared beginnings and a proposer, "
+        "x 600 sessions = 600.0 MB, beside 0 bytes for shared beginnings, recall and a proposer, "
         "and the memory budget is 500.0 MB (50% of 1.0 GB free): room for 500. "
         "Lower --capacity or --window, or raise --memory-budget"
     )

@@ -36,7 +36,7 @@ def test_models_lists_the_catalogue(run: Run, default_model: Path) -> None:
         "yes",
         "98.4",
         "MB",
-        "482.3",
+        "482.6",
         "MB",
         "Apache-2.0",
         "the",
@@ -47,7 +47,7 @@ def test_models_lists_the_catalogue(run: Run, default_model: Path) -> None:
     assert listing["fetched"] is True
     assert listing["path"] == str(default_model)
     assert listing["size"] == 98_362_432
-    assert listing["needs_bytes"] == 482_252_435
+    assert listing["needs_bytes"] == 482_621_075
     assert "fits" not in listing
 
 
@@ -55,7 +55,7 @@ def test_models_that_fit(run: Run, small_machine: None, default_model: Path) -> 
     output = run("models", "--fits").out
     assert line_of("qwen3-4b", output)[2:] == ["3.3", "GB", "yes", "~4.0", "~28"]
     assert line_of("qwen3-8b", output)[2:] == ["6.0", "GB", "no", "-", "-"]
-    assert line_of("smollm2-135m-instruct", output)[1:] == ["yes", "482.3", "MB", "yes", "~102", "~942"]
+    assert line_of("smollm2-135m-instruct", output)[1:] == ["yes", "482.6", "MB", "yes", "~102", "~942"]
     assert "4.0 GB are free" in output
     assert "speeds are estimates" in output
     assert "measured now: 10.0 GB of weights a second for one row, 100 billion multiply-adds" in output

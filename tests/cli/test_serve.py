@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -212,7 +213,7 @@ def test_the_banner_says_what_runs_and_metrics_are_served(model: Path) -> None:
         # The engine hears after the client that the answer was read to its end.
         eventually(lambda: 'kakeya_sessions{state="idle"} 1.0' in metrics())
         per_token = 2 * 2 * 2 * 16 * 4
-        assert f"{per_token * (4 + 60 + 16):,} bytes: sink 4 + window 60" in server.said
+        assert f"{per_token * (4 + 60 + 32):,} bytes: sink 4 + window 60" in server.said
         assert "at most 8 sessions" in server.said
         assert "plain text, one API key" in server.said
         assert "some-secret-key" not in server.said
@@ -254,18 +255,18 @@ def test_http_and_grpc_are_two_doors_to_the_same_sessions(model: Path) -> None:
 
 def test_http_may_be_off_and_a_taken_port_is_one_line(model: Path) -> None:
     arguments = ("--model", str(model), *TINY, *LOCAL)
-    with process(*arguments) as server:
-        taken = server.wait_for(r"http +http://(\S+)/ \(console\)")
-        with process(*arguments, "--http", taken) as second:
-            assert second.join() == 2
-            assert f"kakeya: cannot listen on {taken}: " in second.said
-            assert "Traceback" not in second.said
-        with process(*arguments, "--http", "off") as third:
-            third.wait_for("(serves)")
-            third.wait_for("(callers)")
-            assert "console" not in third.said
-            third.send(signal.SIGTERM)
-            assert third.join() == 0
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        with process(*arguments, "--http", taken) as refused:
+            assert refused.join() == 2
+            assert f"kakeya: cannot listen on {taken}: " in refused.said
+            assert "Traceback" not in refused.said
+    with process(*arguments, "--http", "off") as server:
+        server.wait_for("(serves)")
+        server.wait_for("(callers)")
+        assert "console" not in server.said
+        server.send(signal.SIGTERM)
+        assert server.join() == 0
 
 
 def test_logs_may_be_json_all_through(model: Path) -> None:

@@ -18,7 +18,8 @@ def test_every_flag_has_an_environment_twin(
 ) -> None:
     (tmp_path / "c.toml").write_text("")
     values = {
-        "model": "m", "backend": "cpu", "sink": 1, "window": 2, "dtype": "float32", "weights": "int8",
+        "model": "m", "backend": "cpu", "sink": 1, "window": 2, "recall": 3, "dtype": "float32",
+        "weights": "int8",
         "numerics": "exact", "kernels": "torch", "threads": 3, "max-batch-tokens": 512, "capacity": 5,
         "memory-budget": "1GB", "bind": "127.0.0.1:9", "tls-cert": "c", "tls-key": "k", "tls-client-ca": "a",
         "insecure": True, "shutdown-grace-s": 1.5, "keepalive-s": 2.5, "keepalive-timeout-s": 3.5,
@@ -31,18 +32,23 @@ def test_every_flag_has_an_environment_twin(
         "request-timeout-s": 18.5, "default-max-tokens": 19, "stored-responses": 20, "chat-matching": False,
         "held-conversations": 21, "chat-deprecation": False, "chat-sunset": "2031-02-03",
         "share-beginnings": "server", "prefix-cache-bytes": 22, "warm-prefix": "w", "max-stall-ms": 23,
-        "proposer": "ngram", "draft-tokens": 24,
+        "proposer": "ngram", "draft-tokens": 24, "draft-ahead": 25, "prefill-block": 26,
+        "state-dir": "s", "durability": "power", "host-tier-bytes": 27, "disk-tier-bytes": 28,
+        "snapshot-tokens": 29, "hibernated-ttl-s": 30.5, "encrypt-state": "key",
+        "proposer-tls-ca": "system", "proposer-tls-cert": "pc", "proposer-tls-key": "pk",
     }  # fmt: skip
     for name, value in values.items():
         monkeypatch.setenv("KAKEYA_" + name.upper().replace("-", "_"), str(value))
     monkeypatch.setenv("KAKEYA_API_KEY", "one two")
+    monkeypatch.setenv("KAKEYA_PROPOSER_API_KEY", "three")
     monkeypatch.setenv("KAKEYA_CORS_ORIGIN", "https://a.example https://b.example")
     values["cors-origin"] = ["https://a.example", "https://b.example"]
     outcome = run("serve")
     assert outcome.settings() == values
     assert "# api-key is set by environment, and not shown" in outcome.out.splitlines()
+    assert "# proposer-api-key is set by environment, and not shown" in outcome.out.splitlines()
     fields = {field.replace("_", "-") for field in ServeOptions.__dataclass_fields__}
-    assert fields == set(values) | {"api-key"}
+    assert fields == set(values) | {"api-key", "proposer-api-key"}
 
 
 def test_keys_come_from_flags_environment_and_file_and_are_never_shown(
@@ -69,6 +75,10 @@ def refusal(run: Run, *arguments: str) -> str:
     "arguments, words",
     [
         (("--window", "0"), "window must be a whole number from 1"),
+        (("--draft-ahead", "-1"), "draft_ahead must be a whole number from 0"),
+        (("--proposer", "remote:here"), "remote: must be HOST:PORT"),
+        (("--proposer-tls-cert", "a.pem"), "proposer_tls_cert and proposer_tls_key come together"),
+        (("--proposer-tls-cert", "a", "--proposer-tls-key", "b"), "needs proposer_tls_ca beside it"),
         (("--capacity", "0"), "capacity must be a whole number from 1"),
         (("--backend", "cuda"), "there is no CUDA device"),
         (("--bind", "nowhere"), "bind must be HOST:PORT"),
@@ -80,6 +90,9 @@ def refusal(run: Run, *arguments: str) -> str:
         (("--api-key", "two words"), "an API key must be printable ASCII"),
         (("--api-key-file", "no-such-file"), "the key file no-such-file cannot be read"),
         (("--api-key-file", "/dev/null"), "holds no key"),
+        (("--state-dir", "s", "--host-tier-bytes", "-1"), "host_tier_bytes must be"),
+        (("--state-dir", "s", "--hibernated-ttl-s", "-1"), "hibernated_ttl_s must be"),
+        (("--state-dir", "s", "--snapshot-tokens", "0"), "snapshot_tokens must be"),
         (("--session-idle-ttl-s", "-1"), "session_idle_ttl_s must be"),
         (("--quota-sessions", "0"), "max_sessions must be a whole number"),
         (("--max-batch-tokens", "1"), "max_batch_tokens must be at least"),

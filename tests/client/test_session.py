@@ -1,6 +1,9 @@
 """Sessions of the client on a real server: turns, sampling, forks."""
 
+import pytest
+
 from kakeya.client import AsyncClient, AsyncSession, StopReason
+from kakeya.errors import InvalidArgument, SessionNotFound, StateMismatch
 from support.serving import drive
 
 PROMPT = list(range(10, 30))
@@ -79,5 +82,26 @@ def test_a_fork_goes_its_own_way(server: str) -> None:
             assert (await twin.info()).history_length == len(PROMPT)
             assert [token.id async for token in twin.generate(6)] == own
             assert await twin.close() == len(PROMPT) + 6
+
+    drive(server, scenario)
+
+
+def test_a_session_moves_in_a_file(server: str) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        async with await client.create_session(ignore_eos=True) as session:
+            await say(session)
+            file = await session.export()
+            async with await client.import_session(file, label="moved") as copy:
+                info = await copy.info()
+                assert (info.client_label, info.history_length) == ("moved", len(PROMPT) + 12)
+                assert await say(copy) == await say(session)
+            for bad in (b"", b"x" * 100, file[:-1], file[:60] + b"x" + file[61:]):
+                with pytest.raises(StateMismatch):
+                    await client.import_session(bad)
+            with pytest.raises(InvalidArgument, match="at most"):
+                await client.import_session(bytes(2**28 + 2**22))
+            assert len(await client.list_sessions()) == 1
+        with pytest.raises(SessionNotFound):
+            await session.export()
 
     drive(server, scenario)

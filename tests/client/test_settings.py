@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from kakeya.client import TLS, AsyncClient, Keepalive, Retry
-from kakeya.client.settings import channel_options
+from kakeya.dialing import channel_options
 from kakeya.errors import ConfigError, Unavailable
 from support.network import FaultyProxy, issue
 from support.serving import CAPACITY, KEY

@@ -12,7 +12,7 @@ from kakeya.config import DEFAULT_MODEL
 from kakeya.http_server import HttpServer
 from support.clients import KEY, PLACES, SINK, WINDOW, Served
 from support.http_serving import start
-from support.programs import install_packages
+from support.programs import NODE_FOLDER, prepare_node
 from support.serving import free_port, on_loop, serve
 
 
@@ -67,4 +67,4 @@ def loading() -> Iterator[HttpServer]:
 
 @pytest.fixture(scope="session")
 def node_modules() -> None:
-    install_packages()
+    prepare_node(NODE_FOLDER)

@@ -88,6 +88,7 @@ turns = st.lists(
 )
 
 
+@pytest.mark.unwatched
 @settings(max_examples=25)
 @given(turns=turns, cache=st.sampled_from([(2, 8, 4), (0, 3, 1), (3, 1, 0), (1, 5, 16)]))
 def test_random_conversations_give_the_oracles_tokens(

@@ -299,6 +299,7 @@ def play(engine: Engine, script: Sequence[tuple[object, ...]]) -> list[object]:
     return heard
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("kind", KINDS)
 @given(script=actions)
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -44,7 +44,8 @@ def test_a_time_follows_the_machine_and_is_forgotten_when_stale() -> None:
 
 
 @pytest.mark.parametrize(
-    "rows_are, chance, drafted", [("free", 0.5, 8), ("free", 0.1, 0), ("dear", 0.9, 0), ("cheap", 0.95, 8)]
+    "rows_are, chance, drafted",
+    [("free", 0.5, 4), ("free", 0.9, 8), ("free", 0.1, 0), ("dear", 0.9, 0), ("cheap", 0.95, 8)],
 )
 def test_as_many_are_drafted_as_pay(rows_are: str, chance: float, drafted: int) -> None:
     each = {"free": 0.0, "cheap": 0.1, "dear": 1.0}[rows_are]
@@ -113,12 +114,85 @@ def test_who_was_wrong_too_often_is_asked_now_and_then() -> None:
     assert not any(record.naps(position) for position in range(5))
 
 
+def tries(record: Acceptance, steps: range) -> list[int]:
+    """The steps in which it takes heart, always in vain."""
+    found = []
+    for step in steps:
+        record.take_heart(step)
+        if record.chance > 0.5:
+            found.append(step)
+            for _ in range(20):
+                record.count(right=0, wrong=1)
+    return found
+
+
 def test_tries_become_seldom_until_one_pays() -> None:
     record = Acceptance()
+    assert tries(record, range(1, 2049)) == [32, 64, 128, 256, 512, 1024, 1536, 2048]
+    for step in range(2049, 2060):
+        record.is_asked(step)
+    assert tries(record, range(2060, 2200)) == [2080, 2112, 2176]
 
-    def steps_to_the_next_try() -> int:
-        return next(step for step in range(1, 2000) if record.is_due())
 
-    assert [steps_to_the_next_try() for _ in range(6)] == [32, 64, 128, 256, 512, 512]
-    record.has_paid()
-    assert steps_to_the_next_try() == 32
+def test_sessions_whose_tries_are_seldom_are_tried_together() -> None:
+    old, young = Acceptance(), Acceptance()
+    tries(old, range(1, 700))
+    tries(young, range(333, 700))
+    later = range(700, 4000)
+    assert set(tries(young, later)) >= set(tries(old, later)) == {1024, 1536, 2048, 2560, 3072, 3584}
+
+
+def test_a_draft_is_near_after_one_has_paid_and_before_a_try() -> None:
+    record = Acceptance()
+    assert all(record.is_near(step) for step in range(1, 33)), "nobody has tried it"
+    tries(record, range(1, 520))
+    near = [step for step in range(520, 1025) if record.is_near(step)]
+    assert near == list(range(960, 1024))
+    record.is_asked(600)
+    assert [step for step in range(600, 900) if record.is_near(step)] == list(range(600, 608))
+
+
+def test_a_session_begins_with_what_came_out_in_others() -> None:
+    overall = Acceptance(right=1.5, pause=256)
+    begun = overall.for_a_session()
+    assert (begun.chance, begun.pause) == (0.5, 256)
+    assert not begun.is_near(200)
+
+
+def test_what_was_not_measured_is_tried_step_by_step() -> None:
+    assert length(costs()).counts(1, [Offer(0.95, 8)]) == [0], "nothing is known"
+    young = length(costs(r1=1.0))
+    found = []
+    for _ in range(6):
+        (count,) = young.counts(1, [Offer(0.95, 8)])
+        found.append(count)
+        young.costs.learn(1 + count, 1.0)
+    assert found == [1, 2, 3, 4, 5, 7]
+
+
+def test_what_a_draft_saves_pays_for_its_preparation() -> None:
+    decide = length(costs(r1=1.0, r2=1.0))
+    assert decide.saving(1, Offer(0.8, 1), 0.2) == pytest.approx(1 - 1.2 / 1.8)
+    assert decide.saving(1, Offer(0.8, 1), 1.0) < 0
+
+
+def test_to_wait_pays_as_long_as_a_token_is_cheaper_by_it() -> None:
+    decide = length(costs(r1=1.0, r3=1.2))
+    kept = 0.8 + 0.64
+    assert decide.worth(1, 0.8, 2) == pytest.approx(1.0 - 1.2 / (1 + kept))
+    assert decide.worth(1, 0.8, 2) > decide.worth(1, 0.4, 2) > decide.worth(1, 0.1, 2) == 0.0
+    assert length(costs(r1=1.0, r2=2.0)).worth(1, 0.5, 1) == 0.0, "rows that cost as much as steps"
+    crowd = length(costs(r1=1.0, r16=1.0, r18=1.0))
+    assert crowd.worth(16, 0.8, 2) < crowd.worth(1, 0.8, 2) / 4, "all of them would wait for one"
+
+
+def test_what_works_ahead_is_given_another_try_and_silence_counts_against_it() -> None:
+    acceptance = Acceptance()
+    acceptance.hope()
+    assert acceptance.has_a_chance
+    for _ in range(30):
+        acceptance.missed()
+    assert not acceptance.has_a_chance
+    trusted = Acceptance(right=2.9)
+    trusted.hope()
+    assert trusted.right == 2.9

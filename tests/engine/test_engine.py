@@ -295,13 +295,19 @@ def test_waiting_for_an_event_can_time_out(make_engine: MakeEngine) -> None:
 
 
 def test_a_long_prompt_does_not_stall_a_stream(hooked: Callable[..., tuple[Engine, Hooked]]) -> None:
-    engine, backend = hooked(lambda segments: None, prefill_block=8, max_batch_tokens=16)
+    asked = threading.Event()
+
+    def step_slowly(segments: object) -> None:
+        asked.wait(0.05)  # until both have asked, or a busy machine might let the stream end before
+
+    engine, backend = hooked(step_slowly, prefill_block=8, max_batch_tokens=16)
     talker, reader = engine.open("talker", []), engine.open("reader", [])
     engine.append(talker, PROMPT)
     stream = engine.generate(talker, 100, GREEDY)
     stream.next_event(10)
     engine.append(reader, PROMPT * 40)
     long = engine.generate(reader, 1, GREEDY)
+    asked.set()
     tokens_of(stream)
     tokens_of(long)
     shared = [batch for batch in backend.batches if len(batch) == 2]

@@ -14,6 +14,7 @@ from kakeya.engine.cpu.backend import CpuBackend, StepOutput
 from kakeya.engine.engine import Engine
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.state import read_state, write_state
+from kakeya.engine.stream import EventStream
 from kakeya.types import DType, KernelChoice, Numerics, SamplingParams, WeightFormat
 from support import tiny
 from support.engines import GREEDY, say, tokens_of
@@ -131,6 +132,28 @@ def test_exact_bits_do_not_depend_on_the_company(
     for member in (*crowd, sequence):
         engine.close(member)
     assert_same_bits(alone, together)
+
+
+@pytest.mark.parametrize("block", [128, 64, 32, 16])
+@pytest.mark.parametrize("numerics", Numerics)
+def test_tokens_are_the_same_beside_others_in_blocks_of_any_size(
+    tiny_llama: Path, numerics: Numerics, block: int
+) -> None:
+    config = tiny.engine_config(2, 200, numerics=numerics, prefill_block=block, max_batch_tokens=256)
+    engine = Bench(tiny_llama, config).engine
+    prompts = [[(7 * i + i * i + seed) % 59 + 2 for i in range(150)] for seed in range(3)]
+
+    def started(prompt: Sequence[int]) -> EventStream:
+        sequence = engine.open("someone", [])
+        engine.append(sequence, prompt)
+        return engine.generate(sequence, 20, GREEDY)
+
+    streams = [started(prompt) for prompt in prompts]
+    together = [tokens_of(stream) for stream in streams]
+    engine.shutdown()
+    engine = Bench(tiny_llama, config).engine
+    assert [tokens_of(started(prompt)) for prompt in prompts] == together
+    engine.shutdown()
 
 
 @settings(max_examples=8)

@@ -81,6 +81,7 @@ def set_values(params: SamplingParams) -> dict[str, Any]:
     ids=lambda params: ",".join(f"{name}={value}" for name, value in set_values(params).items()),
 )
 @pytest.mark.slow
+@pytest.mark.unwatched
 def test_draws_follow_the_distribution(params: SamplingParams) -> None:
     draws = 3000
     requests = [SampleRequest(params, position, RECENT) for position in range(draws)]

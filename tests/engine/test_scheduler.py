@@ -93,6 +93,17 @@ def test_rows_of_prompts_beside_streams_follow_the_pace() -> None:
     assert sorted(room.step()) == [("reader", 8), ("talker", 1)]
 
 
+def test_where_blocks_stay_whole_one_goes_beside_streams() -> None:
+    wide = tiny.engine_config(capacity=8, prefill_block=8, max_batch_tokens=64, max_stall_ms=40)
+    room = Room(wide, any_cut=False)
+    for _ in range(3):
+        room.start("same", 400)
+    assert room.step() == [("same", 8)] * 3
+    room.scheduler.learn(0.1)  # a row takes some 4 ms
+    room.start("talker", 4, emitted=1)
+    assert room.step() == [("talker", 1), ("same", 8)]
+
+
 def test_a_step_that_ends_a_prompt_carries_little_else() -> None:
     wide = tiny.engine_config(capacity=8, prefill_block=128, max_batch_tokens=128, max_stall_ms=40)
     room = Room(wide, any_cut=True)

@@ -23,7 +23,7 @@ def test_what_came_alone_tells_the_price_of_a_row() -> None:
     assert limit.rows(256) in (39, 40)
 
 
-def test_prompts_alone_have_four_times_as_long() -> None:
+def test_prompts_alone_have_twice_as_long() -> None:
     assert taught(0.040, 0.010, 0.001).rows(256, is_awaited=False) in (79, 80)
 
 

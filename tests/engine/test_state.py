@@ -55,6 +55,19 @@ def test_a_session_continues_where_it_was_saved(
     assert say(engine, sequence, [4, 6], 5) == oracle.greedy([*history, 4, 6], 5, 3, 7)
 
 
+@pytest.mark.parametrize("spare", [2, 9])
+def test_a_session_moves_to_slabs_with_other_spare_slots(
+    make_engine: MakeEngine, exported: SequenceState, oracle: Oracle, tmp_path: Path, spare: int
+) -> None:
+    write_state(tmp_path / "s", exported)
+    other = make_engine(tiny.engine_config(spare=spare))
+    loaded = read_state(tmp_path / "s", "tiny", geometry(other))
+    sequence = other.import_state(loaded, "someone")
+    assert loaded.positions.tolist() == sequence.slab.slot_positions().tolist()
+    history = exported.tokens.tolist()
+    assert say(other, sequence, [4, 6], 5) == oracle.greedy([*history, 4, 6], 5, 3, 7)
+
+
 def test_an_empty_session_can_be_saved(engine: Engine, tmp_path: Path) -> None:
     write_state(tmp_path / "s", engine.export_state(engine.open("someone", [])))
     loaded = read_state(tmp_path / "s", "tiny", geometry(engine))
@@ -88,6 +101,7 @@ def test_uncommitted_and_evicted_tokens_do_not_travel(exported: SequenceState) -
     [
         ({"fingerprint": "another"}, "another model"),
         ({"geometry": "{}"}, "another cache geometry"),
+        ({"geometry": "no JSON"}, "another cache geometry"),
         ({"committed": 500}, "500 tokens computed of a history of 29"),
         ({"committed": -1}, "damaged"),
         ({"storage": torch.zeros(1, 2, 3, 4, 5)}, "damaged"),

@@ -262,10 +262,10 @@ def test_a_failed_prompt_block_past_the_wrap_is_undone(
     fail = [True]
     real = decoder.logits
 
-    def broken(hidden: Tensor) -> Tensor:
+    def broken(*hidden: Tensor) -> Tensor:
         if fail[0]:
             raise MemoryError("no room for logits")
-        return real(hidden)
+        return real(*hidden)
 
     engine, _ = hooked(lambda segments: None, prefill_block=32)
     sequence = engine.open("someone", [])

@@ -1,4 +1,4 @@
-"""The nine calls through a real channel."""
+"""The calls through a real channel."""
 
 import time
 from typing import Any

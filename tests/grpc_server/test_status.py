@@ -127,7 +127,7 @@ def test_no_free_slab_is_exhausted(stub: Any) -> None:
         lambda: stub.CreateSession(pb.CreateSessionRequest()),
         lambda: stub.ForkSession(pb.ForkSessionRequest(session_id=sessions[0])),
     ):
-        assert refused(call)[:2] == (Code.RESOURCE_EXHAUSTED, "ResourceExhausted")
+        assert refused(call)[:2] == (Code.RESOURCE_EXHAUSTED, "NoFreeSlab")
     assert len(stub.ListSessions(pb.ListSessionsRequest()).sessions) == 4
 
 
@@ -219,6 +219,7 @@ def test_the_table_knows_every_error_a_caller_can_cause() -> None:
     rows = {
         errors.SessionNotFound("x"): Code.NOT_FOUND,
         errors.InvalidArgument("x"): Code.INVALID_ARGUMENT,
+        errors.StateMismatch("x"): Code.INVALID_ARGUMENT,
         errors.SessionBusy("x"): Code.ABORTED,
         errors.HistoryMismatch("x"): Code.ABORTED,
         errors.InvariantViolation("INV-1", "x"): Code.FAILED_PRECONDITION,

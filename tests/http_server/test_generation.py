@@ -121,6 +121,7 @@ def test_usage_in_both_shapes() -> None:
         "prompt_tokens_details": {"cached_tokens": 4},
         "completion_tokens_details": {"accepted_prediction_tokens": 1, "rejected_prediction_tokens": 5},
         "dropped_tokens": 2,
+        "recalled_tokens": 0,
     }
     assert usage.to_responses() == {
         "input_tokens": 10,
@@ -129,4 +130,5 @@ def test_usage_in_both_shapes() -> None:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 13,
         "dropped_tokens": 2,
+        "recalled_tokens": 0,
     }

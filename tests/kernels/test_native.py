@@ -111,6 +111,10 @@ BAD_ROWS: dict[str, tuple[Callable[[Kernels], object], str]] = {
     "x strides": (lambda k: k.linear(torch.zeros(64, 3).T, matrix_of(k)), "contiguous rows"),
     "bias": (lambda k: k.linear(X, matrix_of(k), torch.zeros(15)), r"bias must be .*\[16\]"),
     "residual": (lambda k: k.linear(X, matrix_of(k), None, X), r"residual must be .*\[3, 16\]"),
+    "out of a product": (
+        lambda k: k.linear(X, matrix_of(k), out=torch.zeros(2, 16)),
+        r"out must be .*\[3, 16\], got float32 \[2, 16\]",
+    ),
     "norm weight": (lambda k: k.rms_norm(X, torch.zeros(32), 1e-5), r"x must be float32 \[rows, 32\]"),
     "activation": (lambda k: k.gated(X, "relu"), "one of silu, gelu_tanh, got 'relu'"),
     "odd width": (lambda k: k.gated(torch.zeros(1, 3), "silu"), "even number of columns, got 3"),

@@ -108,6 +108,7 @@ BAD_STEPS: dict[str, tuple[dict[str, object], str]] = {
     "table of other rows": ({"tables": [SHORT, SHORT]}, r"cos and sin must be contiguous float32 \[3, 8\]"),
     "pool type": ({"pool": torch.zeros(2, 2, 2, 1, 10, 16).half()}, "pool must be contiguous float32 or bf"),
     "pool of fewer layers": ({"pool": torch.zeros(2, 1, 2, 1, 10, 16)}, "layer 1 and capacity 8 do not fit"),
+    "layers behind the pool's": ({"first_layer": 1}, "layer 2 and capacity 8 do not fit"),
     "capacity": ({"capacity": 11}, "layer 1 and capacity 11 do not fit"),
     "sinks": ({"sinks": torch.zeros(2, dtype=torch.int32)}, r"contiguous int64 \[n, 4\] and \[n\]"),
     "slab": ({"segments": torch.tensor([[0, 0, 2, 0], [2, 2, 1, 5]])}, "segment 1: no slab 2"),

@@ -74,8 +74,8 @@ def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic(
 ) -> None:
     monkeypatch.setattr(fitting, "available_memory", lambda: 4_000_000_000)
     expected = (
-        r"qwen3-8b does not fit in memory: weights 5,530,561,836 \+ a session's slab 153,944,064 \+ "
-        r"the process 350,000,000 = 6,034,505,900 bytes, and 4,000,000,000 bytes are free; `kakeya models"
+        r"qwen3-8b does not fit in memory: weights 5,530,561,836 \+ a session's slab 156,303,360 \+ "
+        r"the process 350,000,000 = 6,036,865,196 bytes, and 4,000,000,000 bytes are free; `kakeya models"
     )
     for door in (catalogue.resolve, catalogue.pull):
         with pytest.raises(ConfigError, match=expected):

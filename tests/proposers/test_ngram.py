@@ -103,3 +103,13 @@ def test_a_predicted_answer_is_guessed_from_its_first_token_on() -> None:
     assert guess([30]) == []
     assert guess([30, 21, 22, 23]) == [24, 25], "it is found again after a change"
     assert guess([30, 21, 22, 23, 24, 25]) == [], "nothing comes after its end"
+
+
+def test_what_a_session_takes_back_is_not_found_again() -> None:
+    """Its next tokens are others: a guess must come from them."""
+    proposer, begun = LookUp(3), [4, 5, 6, 1, 2, 3]
+    state = proposer.new_state()
+    proposer.propose([DraftRequest(state, [*begun, 7, 8, 9, 0], 3)])
+    state.rollback(len(begun))
+    (guess,) = proposer.propose([DraftRequest(state, [*begun, 11, 12, 13, 1, 2, 3], 3)])
+    assert list(guess) == [11, 12, 13]

@@ -8,14 +8,24 @@ import pytest
 
 from kakeya.config import EngineConfig, ProposerChoice, parse_proposers
 from kakeya.engine.slab import slab_geometry
-from kakeya.errors import ConfigError, ModelNotFound
+from kakeya.errors import ConfigError, CorruptCheckpoint, ModelNotFound
 from kakeya.loading import load_model
 from kakeya.models.checkpoint import open_checkpoint
+from kakeya.models.drafter import read_drafter
+from kakeya.proposers import shipped
+from kakeya.proposers.desk import open_desk
+from kakeya.proposers.drafter import TrainedDrafter
 from kakeya.proposers.model import SmallModel
 from kakeya.proposers.ngram import LookUp
-from kakeya.proposers.opening import open_proposers, proposer_memory
+from kakeya.proposers.opening import device_drafter, open_proposers, proposer_memory
+from kakeya.proposers.remote import RemoteProposer
+from kakeya.runtime import Runtime
+from kakeya.text import Tokenizer
 from kakeya.types import BackendChoice
-from support import serving
+from support import serving, tiny
+from support.engines import RunsAhead
+from support.proposing import proposing
+from support.tiny import sentencepiece_files
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +45,41 @@ def test_a_proposer_is_named_by_its_kind_and_path() -> None:
         ProposerChoice("model", "a:b.gguf"),
     )
     assert [str(each) for each in parse_proposers("ngram+model:x")] == ["ngram", "model:x"]
+    assert parse_proposers("drafter") == (ProposerChoice("drafter"),)
+    assert parse_proposers("ngram+drafter:a.safetensors")[1] == ProposerChoice("drafter", "a.safetensors")
 
 
-@pytest.mark.parametrize("written", ["nonsense", "model", "model:", "ngram:x", "ngram+", "none+ngram"])
+@pytest.mark.parametrize("path", ["/c++/a.gguf", "a+b", "a+", "+ngram.gguf", "x+models/a"])
+@pytest.mark.parametrize("joined", ["model:{}", "ngram+model:{}", "model:{}+ngram"])
+def test_a_path_may_have_plus_signs(joined: str, path: str) -> None:
+    written = joined.format(path)
+    choices = parse_proposers(written)
+    assert ProposerChoice("model", path) in choices
+    assert len(choices) == joined.count("+") + 1
+    assert "+".join(map(str, choices)) == written
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "nonsense",
+        "ngram+nonsense",
+        "ngram++ngram",
+        "model",
+        "model:",
+        "ngram:x",
+        "ngram+",
+        "none+ngram",
+        "remote",
+        "remote:",
+    ],
+)
 def test_what_is_no_proposer_is_refused(written: str) -> None:
-    with pytest.raises(ConfigError, match=r"proposer must be auto, none, ngram or model:PATH"):
+    with pytest.raises(ConfigError, match="must be auto, none, ngram, drafter, drafter:PATH, model:PATH or"):
         EngineConfig(proposer=written)
 
 
-@pytest.mark.parametrize("written", ["ngram+ngram", "auto+ngram", "model:a+model:b"])
+@pytest.mark.parametrize("written", ["ngram+ngram", "auto+ngram", "model:a+model:b", "drafter+drafter:a"])
 def test_each_kind_stands_once(written: str) -> None:
     with pytest.raises(ConfigError, match="each kind once"):
         EngineConfig(proposer=written)
@@ -79,10 +115,11 @@ def test_several_stand_in_the_order_given(model: Path) -> None:
 
 
 def test_a_small_model_is_in_the_memory_plan(model: Path) -> None:
-    assert proposer_memory(config("ngram")) == (0, 0)
+    checkpoint = open_checkpoint(model)
+    assert proposer_memory(config("ngram"), checkpoint, "tiny") == (0, 0)
     asked = config(f"model:{model}")
-    weights, slab = proposer_memory(asked)
-    assert slab == slab_geometry(open_checkpoint(model).config, asked).slab_bytes
+    weights, slab = proposer_memory(asked, checkpoint, "tiny")
+    assert slab == slab_geometry(checkpoint.config, asked).slab_bytes
     assert weights > 0
 
 
@@ -99,3 +136,177 @@ def test_a_small_model_with_another_tokenizer_is_refused(model: Path, tmp_path: 
 def test_a_small_model_that_is_not_there_is_named(model: Path) -> None:
     with pytest.raises(ModelNotFound, match="/no/such"):
         open_proposers(load_model(str(model), config("model:/no/such")))
+
+
+@pytest.mark.parametrize("written", ["remote:host", "remote:host:0", "remote:a:1,b", "remote:a:99999"])
+def test_a_remote_one_needs_an_address(written: str) -> None:
+    with pytest.raises(ConfigError, match="remote: "):
+        EngineConfig(proposer=written)
+
+
+def test_addresses_stand_with_commas() -> None:
+    (choice,) = parse_proposers("remote:a:1,[::1]:2,a:1")
+    assert choice.addresses() == ("a:1", "[::1]:2")
+
+
+def test_a_remote_one_is_opened_and_says_so(model: Path) -> None:
+    desk = open_desk(config(f"ngram+model:{model}"))
+    assert desk.tokenizer_digest
+    assert desk.held_bytes > 0
+    assert desk.name == "ngram+model"
+    with proposing(desk) as address:
+        written = f"remote:{address}"
+        loaded, (proposer,) = open_proposers(load_model(str(model), config(written)))
+        assert isinstance(proposer, RemoteProposer)
+        assert (loaded.facts.proposer, proposer.max_draft) == (written, 5)
+        proposer.close()
+        other = replace(load_model(str(model), config(written)), tokenizer=Tokenizer(sentencepiece_files()))
+        with pytest.raises(ConfigError, match="its tokenizer differs"):
+            open_proposers(other)
+
+
+def test_what_is_served_to_others_guesses_by_itself(model: Path) -> None:
+    for written in ("none", "remote:127.0.0.1:1"):
+        with pytest.raises(ConfigError, match="guesses by itself"):
+            open_desk(config(written))
+
+
+def test_looking_up_serves_any_tokenizer(model: Path) -> None:
+    desk = open_desk(config("ngram"))
+    assert (desk.tokenizer_digest, desk.model_fingerprint, desk.held_bytes) == ("", "", 0)
+    verifier = load_model(str(model), config("none"))
+    bound = open_desk(config("ngram"), verifier)
+    assert bound.tokenizer_digest == verifier.tokenizer.ids_digest
+    assert bound.verifier_fingerprint == "", "it shares no weights"
+
+
+@pytest.fixture(scope="module")
+def drafter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained for the model, as it says."""
+    checkpoint = open_checkpoint(model)
+    path = tmp_path_factory.mktemp("drafter") / "drafter.safetensors"
+    return tiny.write_random_drafter(path, checkpoint.config, verifier=checkpoint.fingerprint, block=7)
+
+
+def test_a_drafter_is_opened_by_its_path(
+    model: Path, drafter: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = config(f"ngram+drafter:{drafter}")
+    loaded, (first, second) = open_proposers(load_model(str(model), asked))
+    assert isinstance(first, LookUp)
+    assert isinstance(second, TrainedDrafter)
+    assert (second.hidden_layers, second.max_draft) == ((0, 1), 5)
+    weights, each = proposer_memory(asked, open_checkpoint(model), "tiny")
+    assert loaded.facts.proposer == asked.proposer
+    assert loaded.facts.proposer_bytes == each * asked.capacity > 0
+    assert weights == pytest.approx(drafter.stat().st_size, rel=0.2)
+    assert not caplog.records
+
+
+def test_a_drafter_and_a_small_model_take_memory_together(model: Path, drafter: Path) -> None:
+    asked = config(f"drafter:{drafter}+model:{model}")
+    facts = open_proposers(load_model(str(model), asked))[0].facts
+    _, each = proposer_memory(asked, open_checkpoint(model), "tiny")
+    assert facts.proposer_bytes == each * asked.capacity > facts.pool_bytes
+
+
+def test_a_drafter_for_other_weights_is_used_with_a_warning(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny.write_random_drafter(tmp_path / "it", open_checkpoint(model).config, verifier="others")
+    _, proposers = open_proposers(load_model(str(model), config(f"drafter:{tmp_path / 'it'}"), name="tiny"))
+    assert isinstance(proposers[0], TrainedDrafter)
+    (record,) = caplog.records
+    assert "was trained for other weights than those of tiny" in record.getMessage()
+
+
+def test_a_drafter_for_another_shape_is_refused(model: Path, tmp_path: Path) -> None:
+    tiny.write_random_drafter(tmp_path / "it", open_checkpoint(model).config, num_heads=8)
+    with pytest.raises(CorruptCheckpoint, match="num_heads 8, this one has 4"):
+        open_proposers(load_model(str(model), config(f"drafter:{tmp_path / 'it'}")))
+
+
+def test_the_package_has_drafters_by_fingerprint(
+    model: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipped, "FOLDER", drafter.parent)
+    entry = shipped.ShippedDrafter(drafter.name, read_drafter(drafter).digest)
+    monkeypatch.setattr(shipped, "DRAFTERS", {open_checkpoint(model).fingerprint: entry})
+    loaded, proposers = open_proposers(load_model(str(model), config("drafter")))
+    assert isinstance(proposers[0], TrainedDrafter)
+    assert loaded.facts.proposer == "drafter"
+
+
+def test_a_model_without_a_drafter_is_named(model: Path) -> None:
+    complaint = "no drafter for tiny comes with the package: train one with `kakeya train drafter`"
+    with pytest.raises(ConfigError, match=complaint):
+        open_proposers(load_model(str(model), config("drafter"), name="tiny"))
+    with pytest.raises(ConfigError, match=complaint):
+        proposer_memory(config("drafter"), open_checkpoint(model), "tiny")
+
+
+def test_every_drafter_of_the_package_is_there() -> None:
+    assert shipped.DRAFTERS
+    for fingerprint, entry in shipped.DRAFTERS.items():
+        stored = read_drafter(entry.path)
+        assert stored.config.verifier == fingerprint
+        assert stored.digest == entry.digest
+        assert set(stored.notes) >= {"command", "licence", "acceptance"}
+        assert entry.path.stat().st_size <= 16e6
+
+
+def test_a_device_runs_its_drafter_by_itself(model: Path, drafter: Path) -> None:
+    on_device = replace(config(f"drafter:{drafter}"), backend=BackendChoice.CUDA)
+    stored = device_drafter(open_checkpoint(model), on_device, "tiny")
+    assert stored is not None
+    assert stored.digest == read_drafter(drafter).digest
+    assert device_drafter(open_checkpoint(model), config(f"drafter:{drafter}"), "tiny") is None
+    assert device_drafter(open_checkpoint(model), replace(on_device, proposer="ngram"), "tiny") is None
+    loaded = load_model(str(model), config(f"drafter:{drafter}"))
+    elsewhere, proposers = open_proposers(replace(loaded, backend=RunsAhead(loaded.backend)))
+    assert not proposers
+    assert elsewhere.facts.proposer == f"drafter:{drafter}"
+
+
+def test_a_device_fills_no_blocks(model: Path, tmp_path: Path) -> None:
+    tiny.write_random_drafter(tmp_path / "it", open_checkpoint(model).config, kind="block")
+    on_device = replace(config(f"drafter:{tmp_path / 'it'}"), backend=BackendChoice.CUDA)
+    with pytest.raises(ConfigError, match="fills blocks, which cuda does not run"):
+        device_drafter(open_checkpoint(model), on_device, "tiny")
+
+
+def test_a_drafter_on_a_device_is_in_the_plan(model: Path, drafter: Path) -> None:
+    """A session has one more layer there, and the device holds buffers and weights."""
+    checkpoint, stored = open_checkpoint(model), read_drafter(drafter)
+    on_device = replace(config(f"drafter:{drafter}"), backend=BackendChoice.CUDA)
+    weights, each = proposer_memory(on_device, checkpoint, "tiny")
+    slab = slab_geometry(checkpoint.config, on_device).slab_bytes
+    assert each == slab_geometry(checkpoint.config, on_device, stored.config.layers).slab_bytes - slab
+    assert weights > sum(tensor.nbytes for tensor in stored.tensors.values())
+
+
+def test_a_runtime_drafts_with_what_its_configuration_names(model: Path, drafter: Path) -> None:
+    said = {}
+    for proposer in ("none", f"drafter:{drafter}"):
+        with Runtime.open(str(model), config(proposer)) as runtime:
+            session = runtime.create_session(eos_token_ids=())
+            runtime.append(session, [5, 9, 22, 13])
+            *tokens, done = runtime.generate(session, 30)
+            said[proposer] = [event.token_id for event in tokens]
+            assert (done.proposed_draft_tokens > 0) == (proposer != "none")
+    assert said["none"] == said[f"drafter:{drafter}"]
+
+
+def test_a_drafter_guesses_elsewhere_for_its_own_verifier(model: Path, drafter: Path) -> None:
+    verifier = load_model(str(model), config("none"))
+    desk = open_desk(config(f"drafter:{drafter}"), verifier)
+    assert desk.verifier_fingerprint == verifier.fingerprint
+    assert desk.hidden_layers
+    assert desk.held_bytes > 0
+    with pytest.raises(ConfigError, match="shares weights with the model that it guesses for"):
+        proposer_memory(config(f"drafter:{drafter}"), None, "")
+    with pytest.raises(ConfigError, match="shares weights with the model that it guesses for"):
+        open_desk(config(f"drafter:{drafter}"))
+    inside = replace(verifier, backend=RunsAhead(verifier.backend))
+    with pytest.raises(ConfigError, match="guesses elsewhere on a CPU only"):
+        open_desk(config(f"drafter:{drafter}"), inside)

@@ -27,6 +27,7 @@ def test_every_rpc_field_and_method_is_there(api_docs: ModuleType) -> None:
     assert "append(token_ids: Iterable[int], expected_history_length: int | None=None) -> int" in page
     assert "- `seed: int` Decides the randomness, together with each token's position." in page
     assert "├── Unauthenticated" in page
+    assert "| `Propose` | `stream ProposeRequest → stream ProposeResponse` | One stream" in page
 
 
 def test_a_stale_page_fails_the_check(

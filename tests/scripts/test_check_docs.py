@@ -47,6 +47,14 @@ def test_docs_that_name_what_is_there_pass(check_docs: ModuleType, tree: Path) -
     assert check_docs.main(tree) == 0
 
 
+def test_a_repeated_heading_has_a_number(check_docs: ModuleType, tree: Path) -> None:
+    page = '# Map\n\n## Again\n\n## Again\n\n<a id="own"></a> [one](#again) [two](#again-1) [own](#own)\n'
+    assert problems(check_docs, tree, "docs/other.md", page) == []
+    assert problems(check_docs, tree, "docs/other.md", page + "[three](#again-2)\n") == [
+        "docs/other.md: the link #again-2 names no heading of other.md"
+    ]
+
+
 def test_a_stale_name_fails_the_check(
     check_docs: ModuleType, tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

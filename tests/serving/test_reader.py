@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kakeya.config import EngineConfig
 from kakeya.engine.stream import EventStream
 from kakeya.serving.pace import Pace
 from kakeya.serving.reader import EventReader
@@ -102,6 +103,12 @@ def test_streams_of_a_crowd_rest_until_the_same_moment() -> None:
         crowded(pace, stack, 1000)
         assert pace.rests_until(10.001) == pytest.approx(10.1), "no rest is longer than the longest"
     assert pace.rests_until(10.001) == 10.001, "the streams are gone"
+
+
+def test_by_default_no_stream_rests_longer_than_a_step_beside_prompts_takes() -> None:
+    with ExitStack() as stack:
+        pace = crowded(Pace(), stack, 1000)
+        assert pace.rests_until(0.0) <= EngineConfig.max_stall_ms / 1000
 
 
 def test_a_reader_outlived_by_its_source_harms_nobody() -> None:

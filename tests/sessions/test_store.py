@@ -43,13 +43,13 @@ def test_a_session_is_its_owners_alone(pool: SlabPool) -> None:
 def test_the_idle_clock_starts_again_with_use(pool: SlabPool) -> None:
     session = SessionStore().add(sequence(pool, "a"), "")
     session.last_used_at -= 100
-    assert session.describe(session.sequence).idle_seconds >= 100
+    assert session.describe().idle_seconds >= 100
     session.touch()
-    assert session.describe(session.sequence).idle_seconds < 50
+    assert session.describe().idle_seconds < 50
 
 
 def test_states_have_names(pool: SlabPool) -> None:
     session = SessionStore().add(sequence(pool, "a"), "")
-    assert session.describe(session.sequence).state == "idle"
+    assert session.describe().state == "idle"
     session.sequence.error = ValueError()
-    assert session.describe(session.sequence).state == "failed"
+    assert session.describe().state == "failed"

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -166,6 +166,8 @@ class RunsAhead:
     """
 
     runs_ahead = True
+    draft_counts = ()
+    most_drafting = 0
 
     def __init__(self, source: Backend) -> None:
         self._source = source
@@ -192,6 +194,11 @@ class RunsAhead:
 
     def is_lost(self) -> bool:
         return self._source.is_lost()
+
+    def launch_drafting(
+        self, segments: Sequence[Segment], requests: Sequence[SampleRequest], count: int
+    ) -> LaunchedStep:
+        raise AssertionError("it has no drafter")
 
     def score(self, segment: Segment, reduce: Reduction[T]) -> list[T]:
         return self._source.score(segment, reduce)
@@ -303,17 +310,17 @@ class _Fragile:
         return self.launched.result()
 
 
-def open_breakable(checkpoint: Checkpoint, config: EngineConfig, observed_layers: int = 0) -> OpenedBackend:
+def open_breakable(checkpoint: Checkpoint, config: EngineConfig, *rest: Any) -> OpenedBackend:
     """In place of `open_backend`."""
-    opened = open_backend(checkpoint, config, observed_layers)
+    opened = open_backend(checkpoint, config, *rest)
     return replace(opened, backend=Breakable(opened.backend))
 
 
 def break_after(launches: int) -> None:
     """Every runtime of this process from here on has a device that breaks after so many."""
 
-    def opened(checkpoint: Checkpoint, config: EngineConfig, observed_layers: int = 0) -> OpenedBackend:
-        breakable = open_breakable(checkpoint, config, observed_layers)
+    def opened(checkpoint: Checkpoint, config: EngineConfig, *rest: Any) -> OpenedBackend:
+        breakable = open_breakable(checkpoint, config, *rest)
         assert isinstance(breakable.backend, Breakable)
         breakable.backend.sound_launches = launches
         return breakable

@@ -119,7 +119,7 @@ class Sessions:
             (bench.floats(case.head_dim), bench.floats(case.head_dim)) if case.head_norms else (None, None)
         )
         self.scratch = bench.kernels.scratch(
-            case.shape, bench.dtype, bench.device, prefill_rows=256, partials=16 * self.splits
+            case.shape, bench.dtype, bench.device, prefill_rows=256, partials=32 * self.splits
         )
 
     @property
@@ -191,6 +191,27 @@ class Sessions:
         qkv, rotations = self.together(blocks, padding)
         rows = self.row_table(blocks, padding)
         self.bench.kernels.store_rows(qkv, self.layer, rotations, rows)
+
+    def draft(self, blocks: Sequence[Block], padding: int = 0) -> Tensor:
+        """Blocks of equal length through draft_attention, with so many sessions of padding."""
+        case, places, sessions = self.case, blocks[0].count, len(blocks) + padding
+        qkv, rotations = self.together(blocks, padding * places)
+        table = self.row_table(blocks, padding * places)
+        order = torch.arange(places * sessions).view(sessions, places).T.flatten()  # place by place
+        order = self.bench.put(order)
+        rows = RowTable(*(column[order] for column in (table.slabs, table.positions, table.sinks)))
+        out = self.bench.unset(len(order), case.heads * case.head_dim)
+        self.bench.kernels.draft_attention(
+            qkv[order],
+            self.layer,
+            rotations[:, order].contiguous(),
+            rows,
+            sessions,
+            self.splits,
+            self.scratch,
+            out,
+        )
+        return out[order.argsort()][: len(blocks) * places]
 
     def prefill(self, blocks: Sequence[Block], padding: int = 0) -> Tensor:
         """The blocks through prefill_attention."""

@@ -3,7 +3,7 @@
 import asyncio
 import datetime
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +34,13 @@ class LoseReply:
 
 
 @dataclass(frozen=True)
+class Alter:
+    """Pass the reply on with these fields changed."""
+
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class BreakStream:
     """Pass on the first tokens, take `lost` more events from the server, then break both connections."""
 
@@ -53,7 +60,7 @@ class Hang:
     """Never answer."""
 
 
-Fault = Refuse | LoseReply | BreakStream | EndStream | Hang
+Fault = Refuse | LoseReply | Alter | BreakStream | EndStream | Hang
 
 
 class FaultyProxy(runtime_pb2_grpc.RuntimeServiceServicer):
@@ -111,6 +118,9 @@ class FaultyProxy(runtime_pb2_grpc.RuntimeServiceServicer):
             await _pass_on(context, error)
         if isinstance(fault, LoseReply):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the reply was lost")
+        if isinstance(fault, Alter):
+            for name, value in fault.fields.items():
+                setattr(reply, name, value)
         return reply
 
     async def Generate(  # noqa: N802 - the name on the wire
@@ -154,6 +164,7 @@ for _name in (
     "GetSessionInfo",
     "CloseSession",
     "ForkSession",
+    "RecallTokens",
     "ListSessions",
     "GetServerInfo",
     "GetTokenizer",
@@ -176,9 +187,13 @@ async def _pass_on(context: Any, error: grpc.aio.AioRpcError) -> None:
 
 
 class CutLine:
-    """A TCP line that forwards bytes both ways until `cut`; new connections go through again."""
+    """A TCP line that forwards bytes both ways until `cut`; new connections go through again.
 
-    def __init__(self, target: str) -> None:
+    With `cut_after` the first connection is cut when this many bytes have come from the server.
+    """
+
+    def __init__(self, target: str, cut_after: int | None = None) -> None:
+        self._cut_after = cut_after
         host, port = target.rsplit(":", 1)
         self._host, self._port = host, int(port)
         self._open: set[asyncio.StreamWriter] = set()
@@ -207,14 +222,21 @@ class CutLine:
         self.connections += 1
         far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
         self._open |= {writer, far_writer}
-        await asyncio.gather(_forward(reader, far_writer), _forward(far_reader, writer))
+        limit, self._cut_after = self._cut_after, None
+        await asyncio.gather(_forward(reader, far_writer), _forward(far_reader, writer, limit))
 
 
-async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _forward(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int | None = None
+) -> None:
+    passed = 0
     try:
         while data := await reader.read(65536):
             writer.write(data)
             await writer.drain()
+            passed += len(data)
+            if limit is not None and passed >= limit:
+                writer.transport.abort()
     except OSError:
         pass  # the line was cut
     finally:

@@ -1,6 +1,6 @@
-"""Programs that tests run: `kakeya` in this process, Python, and Node beside the packages of its client."""
+"""Programs that tests run: `kakeya` in this process, Python, and Node beside the packages of its clients."""
 
-import fcntl
+import asyncio
 import shutil
 import subprocess
 import sys
@@ -13,6 +13,7 @@ from support.untraced import untraced_environment
 
 TESTS = Path(__file__).parents[1]
 NODE_FOLDER = TESTS / "compat/node"
+SDK_FOLDER = TESTS.parent / "sdks/typescript"
 # Connections stay on this machine, whatever proxy is set.
 _NO_PROXY = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 
@@ -43,21 +44,37 @@ def run_python(*arguments: str) -> str:
     return _printed([sys.executable, *arguments], **_NO_PROXY, **own)
 
 
-def install_packages() -> None:
-    """The packages that the lock file names. What is there already is not fetched again.
-
-    Of several processes one fetches them, and the others wait.
-    """
-    installed, wanted = NODE_FOLDER / "node_modules/.package-lock.json", NODE_FOLDER / "package-lock.json"
-    with wanted.open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not installed.exists() or installed.stat().st_mtime < wanted.stat().st_mtime:
-            _printed([_found("npm"), "ci", "--no-audit", "--no-fund"], NODE_FOLDER)
+def processor_seconds(program: str) -> float:
+    """What a program takes of the processor: other work on the machine does not count."""
+    timed = f"{program}\nimport time, sys\nprint(time.process_time(), file=sys.stderr)"
+    ended = subprocess.run([sys.executable, "-c", timed], check=True, capture_output=True, text=True)
+    return float(ended.stderr.splitlines()[-1])
 
 
-def run_node(*arguments: str, **environment: str) -> str:
+def prepare_node(folder: Path) -> None:
+    """The packages that the folder's lock file names, and its TypeScript compiled; neither is done twice."""
+    _printed([sys.executable, str(TESTS.parent / "scripts/node_packages.py"), str(folder)])
+
+
+def node_is_missing() -> bool:
+    return shutil.which("node") is None or shutil.which("npm") is None
+
+
+def run_node(
+    *arguments: str, folder: Path = NODE_FOLDER, stdin: str | None = None, **environment: str
+) -> str:
     """What Node prints, run where the packages are."""
-    return _printed([_found("node"), *arguments], NODE_FOLDER, **_NO_PROXY, **environment)
+    return _printed([_found("node"), *arguments], folder, stdin, **_NO_PROXY, **environment)
+
+
+async def start_node(folder: Path, *arguments: str, **environment: str) -> str:
+    """The same for a program that talks to servers on the event loop of this process."""
+    return await asyncio.to_thread(run_node, *arguments, folder=folder, **environment)
+
+
+def run_npm(*arguments: str, folder: Path) -> str:
+    """What npm prints, run in `folder`."""
+    return _printed([_found("npm"), *arguments], folder)
 
 
 def _found(program: str) -> str:
@@ -66,10 +83,13 @@ def _found(program: str) -> str:
     return path
 
 
-def _printed(command: list[str], folder: Path | None = None, **environment: str) -> str:
+def _printed(
+    command: list[str], folder: Path | None = None, stdin: str | None = None, **environment: str
+) -> str:
     ended = subprocess.run(
         command,
         cwd=folder,
+        input=stdin,
         env=untraced_environment() | environment,
         timeout=110,
         capture_output=True,

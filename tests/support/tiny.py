@@ -26,6 +26,7 @@ from kakeya.kernels.gpu import load_gpu_kernels
 from kakeya.models.checkpoint import open_checkpoint
 from kakeya.models.config import ModelConfig
 from kakeya.models.decoder import Decoder
+from kakeya.models.drafter import DrafterConfig, DrafterKind, StoredDrafter, write_drafter
 from kakeya.models.hf_config import config_from_hf
 from kakeya.models.loader import load_decoder
 from kakeya.runtime import Runtime
@@ -206,16 +207,55 @@ def make_backend(decoder: Decoder, config: EngineConfig, fingerprint: str = "tin
 
 
 def make_device_backend(
-    directory: Path, config: EngineConfig, device: torch.device = CPU, fingerprint: str = "tiny"
+    directory: Path,
+    config: EngineConfig,
+    device: torch.device = CPU,
+    fingerprint: str = "tiny",
+    drafter: StoredDrafter | None = None,
 ) -> CudaBackend:
     """The CUDA backend over the checkpoint in `directory`; on a CPU with torch kernels and without graphs."""
     checkpoint = open_checkpoint(directory)
     weights = load_weights(checkpoint, dtype=config.dtype, weights=config.weights, device=device)
-    pool = SlabPool(slab_geometry(checkpoint.config, config), config.capacity, device, GRANULE)
+    geometry = slab_geometry(checkpoint.config, config, drafter.config.layers if drafter is not None else 0)
+    pool = SlabPool(geometry, config.capacity, device, GRANULE)
     kernels = load_gpu_kernels(device, config.kernels)
-    backend = CudaBackend(weights, pool, config.numerics, kernels, fingerprint, config, device)
+    backend = CudaBackend(weights, pool, config.numerics, kernels, fingerprint, config, device, drafter)
     backend.capture()
     return backend
+
+
+def random_drafter(model: ModelConfig, kind: DrafterKind = "steps", **changes: object) -> StoredDrafter:
+    """A drafter that has learned nothing."""
+    shape = DrafterConfig(
+        kind=kind,
+        taps=tuple(range(model.num_layers)),
+        block=4,
+        layers=1,
+        hidden_size=model.hidden_size,
+        intermediate_size=24,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        vocab_size=model.vocab_size,
+        norm_eps=model.norm_eps,
+        verifier="tiny",
+    )
+    shape = replace(shape, **changes)
+    generator = torch.Generator().manual_seed(7)
+    tensors = {
+        name: torch.randn(size, generator=generator) * 0.3 + (len(size) == 1)
+        for name, size in shape.shapes.items()
+    }
+    return StoredDrafter(shape, tensors, {}, "00" * 32)
+
+
+def write_random_drafter(
+    path: Path, model: ModelConfig, kind: DrafterKind = "steps", **changes: object
+) -> Path:
+    """The file of one."""
+    drafter = random_drafter(model, kind, **changes)
+    write_drafter(path, drafter.config, drafter.tensors, {})
+    return path
 
 
 def make_engine(decoder: Decoder, config: EngineConfig, proposer: Proposer | None = None) -> Engine:

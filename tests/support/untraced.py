@@ -2,8 +2,12 @@
 
 import os
 import sys
-from collections.abc import Callable
-from typing import TypeVar
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
@@ -26,6 +30,56 @@ def untraced(work: Callable[[], T]) -> T:
         return work()
     finally:
         sys.settrace(tracer)
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Coverage watches neither this thread nor those that it starts."""
+    tracer, of_threads = sys.gettrace(), threading.gettrace()
+    sys.settrace(None)
+    threading.settrace(None)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        sys.settrace(tracer)
+        threading.settrace(of_threads)  # type: ignore[arg-type]
+
+
+class OnlyTests:
+    """A plugin of pytest: coverage watches tests and fixtures, and not pytest's own work between them."""
+
+    _tracer: Any = None
+
+    @contextmanager
+    def _tracing(self, tracer: Any) -> Iterator[None]:
+        before = sys.gettrace()
+        sys.settrace(tracer)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
+        self._tracer = sys.gettrace()  # coverage may have begun just now
+        with self._tracing(None):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self) -> Generator[None, Any, Any]:
+        with self._tracing(self._tracer):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self) -> Generator[None, Any, Any]:
+        with self._tracing(self._tracer):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self) -> Generator[None, Any, Any]:
+        """Fixtures end here."""
+        with self._tracing(self._tracer):
+            return (yield)
 
 
 def untraced_environment() -> dict[str, str]:

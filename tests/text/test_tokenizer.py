@@ -169,3 +169,13 @@ def test_the_default_model_speaks_chatml(smollm: Tokenizer) -> None:
 def test_the_default_models_ids(text: str, ids: list[int], smollm: Tokenizer) -> None:
     assert smollm.encode(text) == ids
     assert smollm.decode(ids) == text
+
+
+def test_a_digest_names_which_id_stands_for_which_token() -> None:
+    tokenizer, same = Tokenizer(byte_level_files()), Tokenizer(replace(byte_level_files(), chat_template="x"))
+    other = Tokenizer(sentencepiece_files())
+    assert tokenizer.ids_digest == same.ids_digest != other.ids_digest
+    written = byte_level_files().tokenizer_json.replace(b'"!":', b'"swap":').replace(b'"#":', b'"!":')
+    swapped = Tokenizer(replace(byte_level_files(), tokenizer_json=written.replace(b'"swap":', b'"#":')))
+    assert not tokenizer.has_ids_of(swapped)
+    assert tokenizer.ids_digest != swapped.ids_digest

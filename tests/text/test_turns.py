@@ -6,7 +6,7 @@ import pytest
 
 from kakeya.errors import InvalidArgument
 from kakeya.text import Tokenizer
-from kakeya.text.turns import Turns, opening_of, pinned_tokens
+from kakeya.text.turns import Turns, message_start, opening_of, pinned_tokens
 from kakeya.types import TokenizerFiles
 from support.tiny import byte_level_files
 
@@ -132,3 +132,14 @@ def test_a_template_that_refuses_everything_is_refused() -> None:
 def test_the_opening_is_pinned_up_to_half_of_what_is_remembered() -> None:
     assert [pinned_tokens(opening, 4, 60) for opening in (0, 4, 20, 32, 33, 1000)] == [4, 4, 20, 32, 32, 32]
     assert pinned_tokens(0, 50, 14) == 50
+
+
+def test_what_begins_a_message() -> None:
+    one = "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}<|end|>{% endfor %}"
+    _, tokenizer = turns_of(one)
+    start = message_start(tokenizer)
+    assert start is not None
+    assert tokenizer.token_text(start) == "<|user|>"
+    _, plain = turns_of("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    assert message_start(plain) is None
+    assert message_start(Tokenizer(TokenizerFiles(byte_level_files().tokenizer_json))) is None

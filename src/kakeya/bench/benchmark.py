@@ -99,6 +99,8 @@ class EngineBenchmark(EngineOptions, Benchmark[R]):
     It decodes plainly unless told otherwise: how often a text repeats itself should not decide our figures.
     """
 
+    secrets: ClassVar[frozenset[str]] = frozenset({"proposer_api_key"})
+
     proposer: Proposer = NO_PROPOSER
 
     @property

@@ -71,7 +71,7 @@ class Conversation(EngineBenchmark[ConversationResults]):
     title = "One conversation, turn by turn"
     help = "One conversation in several ways: does every turn cost the same?"
     results = ConversationResults
-    secrets = frozenset({"api_key", "server_pid"})
+    secrets = EngineBenchmark.secrets | {"api_key", "server_pid"}
 
     ways: Annotated[str, _talk(help=f"How it is held, with commas: {', '.join(WAYS)}.")] = GRPC
     duration_s: Annotated[float | None, _talk(help="End after so long; 1800 when no other end is given.")] = (

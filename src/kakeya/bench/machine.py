@@ -3,10 +3,12 @@
 import os
 import platform
 import re
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import kakeya
+from kakeya.config import REMOTE, ProposerChoice, split_proposers
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -37,8 +39,14 @@ def public_name(model: str) -> str:
 
 
 def public_proposers(written: str) -> str:
-    """Proposers as reports name them: of the paths of small models only the ends."""
-    return re.sub(r"model:([^,+]+)", lambda found: f"model:{public_name(found[1])}", written)
+    """Proposers as reports name them: of paths only the ends, and no addresses."""
+    written = re.sub(r"remote:[^,+]+(,[^,+:]+:\d+)*", REMOTE, written)
+    lists = [split_proposers(each) for each in written.split(",")]
+    return ",".join("+".join(map(_public_choice, choices)) for choices in lists)
+
+
+def _public_choice(choice: ProposerChoice) -> str:
+    return str(replace(choice, path=public_name(choice.path)) if choice.path else choice)
 
 
 def cpu_model(cpuinfo: Path = _CPUINFO) -> str:

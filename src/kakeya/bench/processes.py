@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from kakeya.bench.machine import public_name, public_proposers
 from kakeya.errors import ConfigError, KakeyaError, PeerFailed
-from kakeya.options import EngineOptions, flags
+from kakeya.options import ComputeOptions, EngineOptions, flags
 
 if TYPE_CHECKING:
     from kakeya.client import AsyncClient, ServerInfo
@@ -249,7 +249,7 @@ _LEAVE_WITH_PARENT = (
 _PROGRAM = _LEAVE_WITH_PARENT + "from kakeya.cli import main; main()"
 # The system finds a free port; the banner says which.
 _ANY_PORT = "127.0.0.1:0"
-_GRPC = re.compile(r"^kakeya \S+ serves .* on (\S+)\n", re.MULTILINE)
+_GRPC = re.compile(r"^kakeya \S+ (?:serves|proposes with) .* on (\S+)\n", re.MULTILINE)
 _HTTP = re.compile(r"^ +http +http://([^/\s]+)/.*\n", re.MULTILINE)
 # Settings of the user's that a measurement must not depend on; where models lie is no such setting.
 _FOREIGN_PREFIX, _KEPT = "KAKEYA_", frozenset({"KAKEYA_CACHE_DIR"})
@@ -261,17 +261,25 @@ def serve_flags(engine: EngineOptions, capacity: int) -> list[str]:
     return flags({**settings, "capacity": capacity, "memory_budget": "100%", "session_idle_ttl_s": 0})
 
 
-class ServerProcess(ChildProcess):
-    """A `kakeya serve`: once it is ready, its gRPC address and, where asked for, its HTTP address."""
+def propose_flags(engine: ComputeOptions, capacity: int) -> list[str]:
+    """The proposer of an engine, and how it computes, as flags of `kakeya propose`."""
+    names = ComputeOptions.__dataclass_fields__.keys() - {"model"}
+    settings = {name: getattr(engine, name) for name in sorted(names)}
+    return flags({**settings, "capacity": capacity, "memory_budget": "100%"})
 
-    def __init__(
-        self, engine: EngineOptions, capacity: int, extra: Sequence[str] = (), *, http: bool = False
-    ) -> None:
+
+class VerbProcess(ChildProcess):
+    """A verb of `kakeya` that listens: once it is ready, where, for gRPC and, if asked for, for HTTP.
+
+    It runs on some `cores` alone, if any are given.
+    """
+
+    def __init__(self, arguments: Sequence[str], *, http: bool = False, cores: Sequence[int] = ()) -> None:
         self.address = self.http_address = ""
         self._has_http = http
-        listen = {"bind": _ANY_PORT, "http": _ANY_PORT if http else "off", "log-level": "error"}
+        pinned = f"import os; os.sched_setaffinity(0, {list(cores)}); " if cores else ""
         super().__init__(
-            ["-c", _PROGRAM, "serve", *serve_flags(engine, capacity), *flags(listen), *extra],
+            ["-c", pinned + _PROGRAM, *arguments],
             stdout=None,
             env={k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN_PREFIX) or k in _KEPT},
             # An interrupt at the terminal is for the benchmark, which stops the server itself.
@@ -287,6 +295,23 @@ class ServerProcess(ChildProcess):
             await asyncio.sleep(0.05)
             found = (pattern.search(self.said()) for pattern in (_GRPC, _HTTP))
             self.address, self.http_address = (each[1] if each else "" for each in found)
+
+
+class ServerProcess(VerbProcess):
+    """A `kakeya serve`."""
+
+    def __init__(
+        self,
+        engine: EngineOptions,
+        capacity: int,
+        extra: Sequence[str] = (),
+        *,
+        http: bool = False,
+        cores: Sequence[int] = (),
+    ) -> None:
+        listen = {"bind": _ANY_PORT, "http": _ANY_PORT if http else "off", "log-level": "error"}
+        arguments = ["serve", *serve_flags(engine, capacity), *flags(listen), *extra]
+        super().__init__(arguments, http=http, cores=cores)
 
 
 @dataclass(frozen=True)
@@ -325,13 +350,32 @@ async def running_server(
 
 @asynccontextmanager
 async def server_process(
-    engine: EngineOptions, capacity: int, extra: Sequence[str] = (), *, http: bool = False
+    engine: EngineOptions,
+    capacity: int,
+    extra: Sequence[str] = (),
+    *,
+    http: bool = False,
+    cores: Sequence[int] = (),
 ) -> AsyncIterator[Server]:
     """One of our own. Raises ConfigError when it cannot start."""
-    process = ServerProcess(engine, capacity, extra, http=http)
+    process = ServerProcess(engine, capacity, extra, http=http, cores=cores)
     try:
         await process.ready()
         async with running_server(process.address, process.http_address, process.pid) as server:
             yield server
+    finally:
+        await asyncio.to_thread(process.close)
+
+
+@asynccontextmanager
+async def proposer_process(
+    engine: ComputeOptions, capacity: int, cores: Sequence[int] = ()
+) -> AsyncIterator[VerbProcess]:
+    """A `kakeya propose` that is ready. Raises ConfigError when it cannot start."""
+    listen = flags({"bind": _ANY_PORT, "log-level": "error"})
+    process = VerbProcess(["propose", *propose_flags(engine, capacity), *listen], cores=cores)
+    try:
+        await process.ready()
+        yield process
     finally:
         await asyncio.to_thread(process.close)

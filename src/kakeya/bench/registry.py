@@ -13,11 +13,14 @@ _PLACES = {
     "engine": ("kakeya.bench.engine", "Engine"),
     "gpu": ("kakeya.bench.gpu.benchmark", "GpuBench"),
     "quality": ("kakeya.bench.quality.benchmark", "QualityBench"),
+    "recall": ("kakeya.bench.recall.benchmark", "RecallBench"),
     "conversation": ("kakeya.bench.conversation", "Conversation"),
     "capacity": ("kakeya.bench.capacity", "Capacity"),
     "load": ("kakeya.bench.load", "Load"),
     "speculation": ("kakeya.bench.speculation", "Speculation"),
     "overhead": ("kakeya.bench.overhead", "Overhead"),
+    "hibernate": ("kakeya.bench.hibernate", "Hibernate"),
+    "crash": ("kakeya.bench.crash", "Crash"),
 }
 KINDS = tuple(_PLACES)
 

@@ -1,7 +1,8 @@
 """`kakeya bench speculation`: what proposers gain over plain decoding.
 
 Two servers with the same model, one of which drafts, answer the same chats in turns: by kind of text,
-temperature and number of sessions.
+temperature and number of sessions. With `--rtt-sweep` the proposer is another process at growing distances.
+With `--acceptances` it is one that is right as often as it is told to, on random weights.
 """
 
 import os
@@ -14,23 +15,28 @@ from typing import Annotated, Any
 
 import typer
 
-from kakeya.bench.arrivals import Arrival, Outcome, play
+from kakeya.bench import acceptance_curve, rtt_sweep
 from kakeya.bench.benchmark import EngineBenchmark, Quick, Repeats, Results, Run, numbers
+from kakeya.bench.contest import Chats, Played, contest
 from kakeya.bench.machine import public_proposers
 from kakeya.bench.processes import Server, server_process
 from kakeya.bench.report import Gate, at_least, busy, bystanders_gate
 from kakeya.bench.stats import Samples, known, median_of_ratios
 from kakeya.bench.tables import Chart, Column, Series, Table
-from kakeya.bench.texts_to_draft import KINDS, Task, tasks
+from kakeya.bench.texts_to_draft import KINDS
 from kakeya.config import MODEL, NGRAM, NO_PROPOSER, parse_proposers
-from kakeya.errors import ConfigError, RemoteError
+from kakeya.errors import ConfigError
 
 # What a proposer must gain over plain decoding: one session, greedy.
 GAINS = {NGRAM: ("copy", 1.6), MODEL: ("code", 1.3)}
 WORST = 0.97
-PATIENCE_S = 600.0
 NOT_MEASURED = "not measured in this run"
 QUICK = {"kinds": "chat,copy", "sessions": "1,2", "temperatures": "0", "max_tokens": 16, "repeats": 1}
+RTTS = "0,1,5,15,30,60,100,150"
+SWEEP = {"kinds": "code", "sessions": "1", "temperatures": "0"}
+QUICK_SWEEP = {"rtts": "0,15"}
+SHAPE = "smollm2-135m"
+_PLAIN, _DRAFTING = "plain", "drafting"
 
 _drafts = partial(typer.Option, rich_help_panel="The drafts")
 
@@ -77,6 +83,8 @@ class SpeculationResults(Results):
     """The rows, in the order in which they were measured."""
 
     rows: list[Speedup] = field(default_factory=list)
+    distances: list[rtt_sweep.Distance] = field(default_factory=list)
+    gains: list[acceptance_curve.Gain] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -93,39 +101,109 @@ class Speculation(EngineBenchmark[SpeculationResults]):
     temperatures: Annotated[str, _drafts(help="With commas; 0 is greedy.")] = "0,0.7,1"
     sessions: Annotated[str, _drafts(help="Sessions that answer at once, with commas.")] = "1,4,16"
     max_tokens: Annotated[int, _drafts(help="The most tokens of an answer.")] = 128
+    rtt_sweep: Annotated[
+        bool,
+        _drafts(
+            "--rtt-sweep",
+            help="Run the proposers in a process of their own, at growing distances; code, greedy and one "
+            "session unless told.",
+        ),
+    ] = False
+    rtts: Annotated[str, _drafts(help="The distances: round trips in ms, with commas.")] = RTTS
+    acceptances: Annotated[
+        str,
+        _drafts(
+            help="Measure a proposer that costs nothing and is right so often, such as 0,0.5,0.8,1: "
+            "it knows what plain decoding says. On random weights of --shape."
+        ),
+    ] = ""
+    shape: Annotated[str, _drafts(help="The sizes of a model for --acceptances.")] = SHAPE
     repeats: Repeats = 3
     quick: Quick = False
 
     def __post_init__(self) -> None:
         self.require_least(max_tokens=2, repeats=1)
+        if self.rtt_sweep and self.acceptances:
+            raise ConfigError("--rtt-sweep and --acceptances are runs of their own: leave one of them out")
+        if not all(0 <= chance <= 1 for chance in self.chances()):
+            raise ConfigError(f"acceptances must be between 0 and 1, got {self.acceptances!r}")
         unknown = [name for name in self.kinds.split(",") if name not in KINDS]
         if unknown:
             raise ConfigError(f"kinds must be some of {', '.join(KINDS)}, got {unknown[0]!r}")
         numbers("sessions", self.sessions)
+        if min(numbers("rtts", self.rtts)) < 0:
+            raise ConfigError(f"rtts must not be below 0, got {self.rtts!r}")
         self.warmth()
         for written in self.drafting():
             if not parse_proposers(written):
                 raise ConfigError(f"proposers are compared with none: leave {written!r} out")
 
     def presets(self) -> dict[str, Any]:
-        return QUICK if self.quick else {}
+        sweep = SWEEP if self.rtt_sweep else {}
+        return (QUICK if self.quick else {}) | sweep | (QUICK_SWEEP if sweep and self.quick else {})
 
     def drafting(self) -> list[str]:
         return self.proposers.split(",")
 
     def warmth(self) -> list[float]:
-        try:
-            return [float(part) for part in self.temperatures.split(",")]
-        except ValueError:
-            raise ConfigError(
-                f"temperatures must be numbers with commas, such as 0,0.7, got {self.temperatures!r}"
-            ) from None
+        return _fractions("temperatures", self.temperatures)
 
-    def cells(self) -> Iterator[tuple[str, float, int]]:
-        yield from product(self.kinds.split(","), self.warmth(), numbers("sessions", self.sessions))
+    def chances(self) -> list[float]:
+        return _fractions("acceptances", self.acceptances) if self.acceptances else []
+
+    @property
+    def model_to_fetch(self) -> str | None:
+        return None if self.acceptances else super().model_to_fetch
+
+    def check(self, *, picture: bool) -> None:
+        super().check(picture=picture)
+        if self.acceptances:
+            from kakeya.bench.gpu.shapes import SHAPES
+
+            if self.shape not in SHAPES:
+                raise ConfigError(f"shape must be one of {', '.join(SHAPES)}, got {self.shape!r}")
+
+    def cells(self) -> Iterator[Chats]:
+        for cell in product(self.kinds.split(","), self.warmth(), numbers("sessions", self.sessions)):
+            yield Chats(*cell, self.max_tokens)
 
     def run(self, run: Run[SpeculationResults]) -> SpeculationResults:
-        return run.asynchronously(self._run(run))
+        if self.acceptances:
+            return self._curve(run)
+        return run.asynchronously(self._sweep(run) if self.rtt_sweep else self._run(run))
+
+    async def _sweep(self, run: Run[SpeculationResults]) -> SpeculationResults:
+        results, cells = SpeculationResults(), list(product(self.cells(), numbers("rtts", self.rtts)))
+        work = run.work(len(self.drafting()) * len(cells))
+        for written in self.drafting():
+            async with rtt_sweep.scene(self, written, self._capacity()) as scene:
+                run.facts |= scene.facts
+                with run.watching(scene.pids):
+                    for chats, rtt_ms in cells:
+                        work.piece(f"{written} at {rtt_ms} ms: {chats.label()}")
+                        measuring = scene.measure(public_proposers(written), chats, rtt_ms, self.repeats)
+                        row = await run.interruption.unless_asked(measuring)
+                        if row is None:
+                            return results
+                        results = SpeculationResults(distances=[*results.distances, row])
+                        run.checkpoint(results)
+        return results
+
+    def _curve(self, run: Run[SpeculationResults]) -> SpeculationResults:
+        from kakeya.bench.gpu.foretold import measured_gains
+
+        counts, results = numbers("sessions", self.sessions), SpeculationResults()
+        work = run.work(len(counts) * len(self.chances()))
+        config = self.engine_config(capacity=self._capacity())
+        with run.watching([os.getpid()]):
+            work.begin(f"{self.shape}: acceptances {self.acceptances}")
+            for row in measured_gains(
+                self.shape, config, counts, self.chances(), self.max_tokens, self.repeats
+            ):
+                results = SpeculationResults(gains=[*results.gains, row])
+                run.checkpoint(results)
+                work.advance(1)
+        return results
 
     async def _run(self, run: Run[SpeculationResults]) -> SpeculationResults:
         results = SpeculationResults()
@@ -137,24 +215,33 @@ class Speculation(EngineBenchmark[SpeculationResults]):
                 drafting = await self._server(stack, written)
                 run.facts |= {"server": plain.facts}
                 with run.watching([os.getpid(), plain.pid, drafting.pid]):
-                    for kind, temperature, sessions in cells:
-                        work.piece(f"{written}: {kind}, temperature {temperature:g}, {sessions} at once")
-                        pair = _Pair(self, plain, drafting, kind, temperature, sessions)
-                        row = await run.interruption.unless_asked(pair.measure(public_proposers(written)))
-                        if row is None:
+                    for chats in cells:
+                        work.piece(f"{written}: {chats.label()}")
+                        pair = contest({_PLAIN: plain, _DRAFTING: drafting}, chats, self.repeats)
+                        played = await run.interruption.unless_asked(pair)
+                        if played is None:
                             return results
+                        row = _speedup(public_proposers(written), chats, played)
                         results = SpeculationResults([*results.rows, row])
                         run.checkpoint(results)
         return results
 
     async def _server(self, stack: AsyncExitStack, proposer: str) -> Server:
-        capacity = max(numbers("sessions", self.sessions))
         engine = replace(self, proposer=proposer)
-        return await stack.enter_async_context(server_process(engine, capacity, (), http=True))
+        return await stack.enter_async_context(server_process(engine, self._capacity(), (), http=True))
+
+    def _capacity(self) -> int:
+        return max(numbers("sessions", self.sessions))
 
     def gates(self, results: SpeculationResults) -> list[Gate]:
         """What each proposer is for, nothing made slower, and the same answers."""
         noise = busy(results.bystanders_share)
+        if self.rtt_sweep:
+            judged = rtt_sweep.gates(results.distances, noise, NOT_MEASURED)
+            return [*judged, bystanders_gate(results.bystanders_share)]
+        if self.acceptances:
+            judged = acceptance_curve.gates(results.gains, noise, NOT_MEASURED)
+            return [*judged, bystanders_gate(results.bystanders_share)]
         speedups = {row.label(): row.speedup for row in results.rows if not noise}
         worst = min(known(speedups.values()), default=None)
         same = min((row.same for row in results.rows), default=None)
@@ -175,6 +262,10 @@ class Speculation(EngineBenchmark[SpeculationResults]):
 
     @staticmethod
     def show(results: SpeculationResults) -> list[Table | Chart]:
+        if results.distances:
+            return rtt_sweep.show(results.distances)
+        if results.gains:
+            return acceptance_curve.show(results.gains)
         charts = [
             _chart(results.rows, proposer, temperature)
             for proposer in dict.fromkeys(row.proposer for row in results.rows)
@@ -182,6 +273,13 @@ class Speculation(EngineBenchmark[SpeculationResults]):
         ]
         charts[:1] = [replace(chart, picture=True) for chart in charts[:1]]
         return [Table("Speed over plain decoding", _COLUMNS, results.rows, labels=2), *charts]
+
+
+def _fractions(name: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{name} must be numbers with commas, such as 0,0.7, got {text!r}") from None
 
 
 _COLUMNS = [
@@ -210,61 +308,18 @@ def _chart(rows: Sequence[Speedup], proposer: str, temperature: float) -> Chart:
     return Chart(title, "times plain decoding", "kind of text", kinds, series, bars=True)
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """The same chats to both servers, in turns."""
-
-    bench: Speculation
-    plain: Server
-    drafting: Server
-    kind: str
-    temperature: float
-    sessions: int
-
-    async def measure(self, proposer: str) -> Speedup:
-        """Raises RemoteError when a server fails to answer."""
-        wanted = tasks(self.kind, self.sessions)
-        chats = [self._arrival(task, seed) for seed, task in enumerate(wanted)]
-        speeds: dict[bool, list[float]] = {False: [], True: []}
-        last: dict[bool, list[Outcome]] = {}
-        for repetition in range(-1, self.bench.repeats):  # the first is uncounted
-            for is_drafting in (False, True) if repetition % 2 == 0 else (True, False):
-                server = self.drafting if is_drafting else self.plain
-                outcomes = await play(server.http_address, server.info.model_id, chats, PATIENCE_S)
-                last[is_drafting] = outcomes
-                if repetition >= 0:
-                    speeds[is_drafting].append(_tokens_a_second(outcomes))
-        return self._row(proposer, speeds, last)
-
-    def _arrival(self, task: Task, seed: int) -> Arrival:
-        fields = {"temperature": self.temperature, "seed": seed, **task.fields}
-        return Arrival(0.0, task.messages, self.bench.max_tokens, fields)
-
-    def _row(
-        self, proposer: str, speeds: dict[bool, list[float]], last: dict[bool, list[Outcome]]
-    ) -> Speedup:
-        drafted, count = last[True], len(last[True])
-        accepted = sum(outcome.accepted_tokens for outcome in drafted)
-        return Speedup(
-            proposer,
-            self.kind,
-            self.temperature,
-            self.sessions,
-            Samples.of(speeds[False]),
-            Samples.of(speeds[True]),
-            tokens=sum(outcome.tokens for outcome in drafted),
-            proposed=accepted + sum(outcome.rejected_tokens for outcome in drafted),
-            accepted=accepted,
-            ended=sum(outcome.finish_reason == "stop" for outcome in drafted) / count,
-            same=sum(a.text == b.text for a, b in zip(last[False], drafted, strict=True)) / count,
-        )
-
-
-def _tokens_a_second(outcomes: Sequence[Outcome]) -> float:
-    """From the first token of the first answer to the end of the last one."""
-    failures = [outcome.failure for outcome in outcomes if outcome.failure]
-    if failures:
-        raise RemoteError(f"a chat was not answered: {failures[0]}")
-    began = min(known(outcome.first_token_s for outcome in outcomes))
-    ended = max(outcome.ended_s for outcome in outcomes)
-    return (sum(outcome.tokens for outcome in outcomes) - 1) / max(ended - began, 1e-6)
+def _speedup(proposer: str, chats: Chats, played: Played) -> Speedup:
+    drafted = played.last[_DRAFTING]
+    return Speedup(
+        proposer,
+        chats.kind,
+        chats.temperature,
+        chats.sessions,
+        Samples.of(played.speeds[_PLAIN]),
+        Samples.of(played.speeds[_DRAFTING]),
+        tokens=played.tokens(_DRAFTING),
+        proposed=played.proposed(_DRAFTING),
+        accepted=played.accepted(_DRAFTING),
+        ended=sum(outcome.finish_reason == "stop" for outcome in drafted) / len(drafted),
+        same=played.same(_PLAIN, _DRAFTING),
+    )

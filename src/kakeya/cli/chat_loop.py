@@ -22,6 +22,7 @@ _PROMPT = "you › "
 _COLOURED_PROMPT = f"\001\033[1;36m\002{_PROMPT}\001\033[0m\002"
 _HELP = """\
 /info         what the session holds, and how fast the last answer came
+/recalled     what the last answer saw again of what had left the window
 /reset        begin again
 /save PATH    write the chat, its memory included, to a file
 /load PATH    go on with a saved chat
@@ -44,6 +45,7 @@ class ChatLoop:
         self._told_of_dropping = False
         self._commands: dict[str, Callable[[str], None]] = {
             "/info": self._info,
+            "/recalled": self._recalled,
             "/reset": self._reset,
             "/save": self._save,
             "/load": self._load,
@@ -127,10 +129,11 @@ class ChatLoop:
         info = self._conversation.info()
         if info.dropped_token_count > 0 and not self._told_of_dropping:
             self._told_of_dropping = True
-            self._screen.notice(
-                f"(the chat has outgrown its memory of {info.sink + info.window:,} tokens: the oldest are "
-                f"being forgotten, the first {info.sink} stay; /info counts them)"
-            )
+            then = f"the oldest are being forgotten, the first {info.sink} stay; /info counts them"
+            if info.recall_tokens:
+                then = "the oldest are looked up where they matter; /recalled shows what was found"
+            size = info.sink + info.recall_tokens + info.window
+            self._screen.notice(f"(the chat has outgrown its memory of {size:,} tokens: {then})")
 
     @contextmanager
     def _interrupt_stops_answer(self) -> Iterator[None]:
@@ -178,6 +181,14 @@ class ChatLoop:
             f"(going on with {argument}: {self._conversation.info().history_length:,} tokens)"
         )
 
+    def _recalled(self, argument: str) -> None:
+        found = self._conversation.recalled()
+        for each, text in found.items():
+            self._screen.notice(f"tokens {each.start:,} to {each.end:,}", style="bold")
+            self._screen.notice(text.strip())
+        if not found:
+            self._screen.notice("(nothing that left the window was seen again)")
+
     def _info(self, argument: str) -> None:
         table = Table(box=None, show_header=False, pad_edge=False)
         for name, value in self._info_rows():
@@ -192,6 +203,10 @@ class ChatLoop:
             ("remembers", f"first {info.sink} and last {info.window:,} tokens"),
             ("dropped", f"{info.dropped_token_count:,} tokens"),
         ]
+        if info.recall_tokens:
+            seen = sum(each.length for each in info.recalled)
+            took = f"in {info.recall_duration_seconds:.3f} s; /recalled shows them"
+            rows.append(("recalled", f"{seen} of at most {info.recall_tokens} tokens, {took}"))
         if report is not None:
             speed, first = report.tokens_per_second, report.time_to_first_token_seconds
             rows += [
@@ -203,13 +218,14 @@ class ChatLoop:
 
     def _banner(self, seed: int) -> None:
         facts, info, notice = self._facts, self._conversation.info(), self._screen.notice
+        recalls = f"and recalls up to {info.recall_tokens:,} others " if info.recall_tokens else ""
         notice(
             f"{facts.model} · {facts.parameters / 1e6:,.0f}M parameters · weights {facts.weights} · "
             f"{facts.dtype} · kernels {facts.kernels} · {facts.threads} threads"
         )
         notice(
             f"remembers the first {info.sink:,} and the last {info.window:,} tokens "
-            f"in {human_bytes(facts.session_bytes)} per session · seed {seed} · /help"
+            f"{recalls}in {human_bytes(facts.session_bytes)} per session · seed {seed} · /help"
         )
         opening = self._conversation.opening_tokens
         if opening > info.sink:

@@ -9,7 +9,7 @@ from kakeya.cli.answer import Answer, AnswerReport
 from kakeya.errors import InvalidArgument, StateMismatch
 from kakeya.text.transcript import Transcript
 from kakeya.text.turns import pinned_tokens
-from kakeya.types import SamplingParams, SessionInfo
+from kakeya.types import SamplingParams, SessionInfo, TokenRange
 
 if TYPE_CHECKING:
     from kakeya.runtime import Runtime
@@ -101,6 +101,10 @@ class Conversation:
     def info(self) -> SessionInfo:
         return self._runtime.info(self._session_id)
 
+    def recalled(self) -> dict[TokenRange, str]:
+        """What the last answer saw again of what had left the window, as text."""
+        return self._runtime.recalled(self._session_id)
+
     def reset(self) -> None:
         """Begin again with the same system message."""
         runtime, system = self._runtime, self._transcript.system
@@ -153,6 +157,7 @@ class Conversation:
             client_label="chat",
             eos_token_ids=sorted(self._transcript.end_token_ids),
             pinned_prefix_tokens=self.pinned_tokens,
+            recall_tokens=self._runtime.config.cache.recall,
         )
 
     def _replace_session(self, session_id: str) -> None:

@@ -1,9 +1,7 @@
 """`kakeya serve`: the gRPC and the HTTP server, from flags to a clean exit."""
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,10 +11,11 @@ import typer
 from kakeya import logs, tracing
 from kakeya.cli.command import ENVIRONMENT_PREFIX, command_of, effective_settings
 from kakeya.cli.console import FetchBar, Screen
+from kakeya.cli.grpc_options import SECRETS
 from kakeya.cli.memory import MOST_BY_DEFAULT, fitting_capacity
-from kakeya.cli.serve_options import SECRETS, ServeOptions
+from kakeya.cli.serve_options import ServeOptions
+from kakeya.cli.watching import adopt_foreign_logs, metrics_endpoint
 from kakeya.config import AdmissionConfig, HttpConfig, ServerConfig
-from kakeya.errors import ConfigError
 
 if TYPE_CHECKING:
     from kakeya.http_server import HttpServer
@@ -56,11 +55,11 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
     from kakeya.metrics import Metrics
 
     logs.configure(options.log_level, options.log_format)
-    _adopt_foreign_logs()
+    adopt_foreign_logs()
     banner = Banner(screen, settings.grpc, settings.http, options.log_format)
     banner.warn()
     metrics = Metrics()
-    with _metrics_endpoint(options, metrics) as metrics_url:
+    with metrics_endpoint(options, metrics) as metrics_url:
         show = partial(banner.show, metrics_url=metrics_url)
         asyncio.run(_live(settings, metrics, lambda: load(metrics), show))
 
@@ -77,7 +76,7 @@ async def _live(
     commons = Commons(Admission(settings.admission, metrics.admission))
     grpc = Server(settings.grpc, commons)
     http = _http_server(settings, commons, metrics)
-    fronts: list[lifecycle.FrontEnd] = [grpc] if http is None else [grpc, http]
+    fronts: list[lifecycle.FrontEnd[Runtime]] = [grpc] if http is None else [grpc, http]
 
     def announce(runtime: "Runtime") -> None:
         show(runtime.describe(), grpc.address, http_url=None if http is None else http.url)
@@ -106,7 +105,7 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
         with FetchBar(screen) as progress:
             path = resolve(options.model, progress, asked)
         from kakeya.engine.backends import chosen_backend, room_for_sessions
-        from kakeya.engine.slab import prefix_cache_bytes, slab_geometry
+        from kakeya.engine.slab import prefix_cache_bytes, slab_geometry, undo_bytes
         from kakeya.loading import give_back_memory
         from kakeya.models.checkpoint import open_checkpoint
         from kakeya.proposers.opening import proposer_memory
@@ -114,16 +113,18 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
 
         checkpoint, engine = open_checkpoint(path), chosen_backend(asked)
         geometry = slab_geometry(checkpoint.config, engine)
-        small_model, its_slab = proposer_memory(engine)
+        proposer_weights, draft_state = proposer_memory(engine, checkpoint, options.model)
         capacity = fitting_capacity(
             options.capacity,
             options.budget(engine.backend),
             bytes_per_token=geometry.bytes_per_token,
             slots=engine.cache.slots,
             available=room_for_sessions(checkpoint, engine, options.capacity or MOST_BY_DEFAULT)
-            - small_model,
+            - proposer_weights,
             beside=lambda sessions: (
-                prefix_cache_bytes(replace(engine, capacity=sessions), geometry) + sessions * its_slab
+                prefix_cache_bytes(replace(engine, capacity=sessions), geometry)
+                + undo_bytes(replace(engine, capacity=sessions), geometry)
+                + sessions * draft_state
             ),
         )
         engine = replace(engine, capacity=capacity)
@@ -135,33 +136,3 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
         return runtime
 
     return load
-
-
-def _adopt_foreign_logs() -> None:
-    """Write the log lines of gRPC, uvicorn and asyncio where ours go, in the same form."""
-    ours = logging.getLogger("kakeya")
-    for name in ("grpc", "asyncio", "uvicorn"):
-        theirs = logging.getLogger(name)
-        theirs.handlers[:] = ours.handlers
-        theirs.propagate = False
-
-
-@contextmanager
-def _metrics_endpoint(options: ServeOptions, metrics: "Metrics") -> Iterator[str | None]:
-    """Serve the metrics while the body runs, if a port was given; yields their URL. Raises ConfigError."""
-    if options.metrics_port is None:
-        yield None
-        return
-    from prometheus_client import start_http_server
-
-    host, port = options.metrics_host, options.metrics_port
-    try:
-        endpoint, thread = start_http_server(port, host, metrics.registry)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot serve metrics on {host}:{port}: {error}") from error
-    try:
-        yield f"http://{host}:{endpoint.server_port}/metrics"
-    finally:
-        endpoint.shutdown()
-        endpoint.server_close()
-        thread.join()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kakeya.cli.command import read_file
+from kakeya.cli.grpc_options import GrpcOptions, limits, listening
 from kakeya.cli.memory import DEFAULT_BUDGETS, Budget
 from kakeya.config import (
     AdmissionConfig,
@@ -16,33 +16,33 @@ from kakeya.config import (
     HttpConfig,
     Quotas,
     RuntimeConfig,
-    ServerConfig,
-    TlsConfig,
+    StateConfig,
 )
 from kakeya.errors import ConfigError
-from kakeya.logs import LogFormat, LogLevel
 from kakeya.options import EngineOptions, build, memory
-from kakeya.types import AdmissionPolicy, BackendChoice, ShareBeginnings
+from kakeya.types import AdmissionPolicy, BackendChoice, Durability, ShareBeginnings
 
 if TYPE_CHECKING:
     from kakeya.text.known_beginnings import KnownBeginning
 
 # A flag in one panel of the help.
-_listening = partial(typer.Option, rich_help_panel="Listening")
-_callers = partial(typer.Option, rich_help_panel="Who may call")
-_limits = partial(typer.Option, rich_help_panel="Limits")
 _http = partial(typer.Option, rich_help_panel="HTTP")
-_watching = partial(typer.Option, rich_help_panel="Watching it")
+_state = partial(typer.Option, rich_help_panel="Sessions that outlive the process")
 
 OFF = "off"
-# Options whose values are never written anywhere.
-SECRETS = frozenset({"api_key"})
 
 
 @dataclass(frozen=True)
-class ServeOptions(EngineOptions):
+class ServeOptions(GrpcOptions, EngineOptions):
     """What `kakeya serve` was asked for: one field per flag."""
 
+    prefill_block: Annotated[
+        int | None,
+        memory(
+            help="Tokens of a prompt that are computed together; when left out 128 on a CPU (32 where torch "
+            "computes and streams may not be held up for long) and 2,048 on CUDA."
+        ),
+    ] = None
     max_batch_tokens: Annotated[
         int | None,
         memory(
@@ -79,55 +79,49 @@ class ServeOptions(EngineOptions):
     max_stall_ms: Annotated[
         int, memory(help="How long prompts may hold up the tokens of others, about; 0 is no limit.")
     ] = EngineConfig.max_stall_ms
-    bind: Annotated[str, _listening(help="HOST:PORT for gRPC.")] = ServerConfig.bind
-    http: Annotated[str, _listening(help="HOST:PORT for HTTP: OpenAI's API and the console; or off.")] = (
+    http: Annotated[str, listening(help="HOST:PORT for HTTP: OpenAI's API and the console; or off.")] = (
         HttpConfig.bind
     )
-    tls_cert: Annotated[Path | None, _listening(help="Certificate chain, PEM.")] = None
-    tls_key: Annotated[Path | None, _listening(help="Its key, PEM.")] = None
-    tls_client_ca: Annotated[
-        Path | None, _listening(help="Clients need a certificate of this authority, PEM.")
-    ] = None
-    insecure: Annotated[
-        bool, _listening("--insecure", help="Listen beyond this machine without keys or TLS.")
-    ] = False
-    shutdown_grace_s: Annotated[float, _listening(help="Seconds that running work gets to end.")] = (
-        ServerConfig.shutdown_grace_s
-    )
-    keepalive_s: Annotated[float, _listening(help="Seconds between pings on a silent connection.")] = (
-        ServerConfig.keepalive_s
-    )
-    keepalive_timeout_s: Annotated[
-        float, _listening(help="Seconds after which an unanswered ping ends a connection.")
-    ] = ServerConfig.keepalive_timeout_s
-    api_key: Annotated[
-        list[str] | None, _callers(help="A key that may call; each is an owner. Repeatable.")
-    ] = None
-    api_key_file: Annotated[Path | None, _callers(help="One key per line; # begins a comment.")] = None
     max_concurrent: Annotated[
         int | None,
-        _limits(help="Requests that generate at once, gRPC and HTTP together; the capacity when left out."),
+        limits(help="Requests that generate at once, gRPC and HTTP together; the capacity when left out."),
     ] = AdmissionConfig.max_concurrent
-    admission: Annotated[AdmissionPolicy, _limits(help="What happens to the others.")] = (
-        AdmissionConfig.policy
-    )
-    queue_max_wait_s: Annotated[float, _limits(help="The longest wait in the queue; 0 is for ever.")] = (
+    admission: Annotated[AdmissionPolicy, limits(help="What happens to the others.")] = AdmissionConfig.policy
+    queue_max_wait_s: Annotated[float, limits(help="The longest wait in the queue; 0 is for ever.")] = (
         AdmissionConfig.queue_max_wait_s
     )
-    queue_depth: Annotated[int, _limits(help="Requests that may wait.")] = AdmissionConfig.queue_depth
-    max_concurrent_rpcs: Annotated[int, _limits(help="gRPC calls in flight, all clients together.")] = (
-        ServerConfig.max_concurrent_rpcs
-    )
-    max_message_bytes: Annotated[int, _limits(help="The longest gRPC message accepted.")] = (
-        ServerConfig.max_message_bytes
-    )
+    queue_depth: Annotated[int, limits(help="Requests that may wait.")] = AdmissionConfig.queue_depth
     session_idle_ttl_s: Annotated[
-        float, _limits(help="Close sessions idle for this many seconds; 0 is never.")
+        float, limits(help="Close sessions idle for this many seconds; 0 is never.")
     ] = 1800.0
-    quota_sessions: Annotated[int | None, _limits(help="Sessions of one owner.")] = None
-    quota_concurrent_requests: Annotated[int | None, _limits(help="Generates of one owner at once.")] = None
+    quota_sessions: Annotated[int | None, limits(help="Sessions of one owner.")] = None
+    quota_concurrent_requests: Annotated[int | None, limits(help="Generates of one owner at once.")] = None
     quota_tokens_per_minute: Annotated[
-        int | None, _limits(help="Tokens of one owner, appended and generated.")
+        int | None, limits(help="Tokens of one owner, appended and generated.")
+    ] = None
+    state_dir: Annotated[
+        Path | None,
+        _state(help="Store sessions here. They survive a restart, and sleep here when their slab is needed."),
+    ] = None
+    durability: Annotated[
+        Durability,
+        _state(help="What they survive: a clean end, the death of the process, or a loss of power as well."),
+    ] = StateConfig.durability
+    host_tier_bytes: Annotated[int, _state(help="Host memory for sleeping sessions.")] = (
+        StateConfig.host_tier_bytes
+    )
+    disk_tier_bytes: Annotated[int, _state(help="Disk space for keys and values of sessions.")] = (
+        StateConfig.disk_tier_bytes
+    )
+    snapshot_tokens: Annotated[
+        int | None,
+        _state(help="The most tokens of a session to compute again after a crash; a window when left out."),
+    ] = None
+    hibernated_ttl_s: Annotated[
+        float, _state(help="Delete sessions that slept for this many seconds; 0 is never.")
+    ] = 7 * 86400.0
+    encrypt_state: Annotated[
+        Path | None, _state(help="Encrypt what is stored with the key in this file.", metavar="KEYFILE")
     ] = None
     max_connections: Annotated[int, _http(help="Open connections, all clients together.")] = (
         HttpConfig.max_connections
@@ -160,21 +154,6 @@ class ServeOptions(EngineOptions):
     chat_sunset: Annotated[
         str, _http(help="The day on which chat completions end.", metavar="YYYY-MM-DD")
     ] = HttpConfig.chat_sunset.isoformat()
-    metrics_port: Annotated[int | None, _watching(help="Prometheus metrics over HTTP here.")] = None
-    metrics_host: Annotated[str, _watching(help="The address to serve them on.")] = "127.0.0.1"
-    log_level: Annotated[LogLevel, _watching(help="The least important lines that are logged.")] = (
-        LogLevel.INFO
-    )
-    log_format: Annotated[LogFormat, _watching(help="Lines for people, or JSON for programs.")] = (
-        LogFormat.TEXT
-    )
-    config: Annotated[
-        Path | None,
-        typer.Option(help="TOML file with settings named like the flags.", is_eager=True, callback=read_file),
-    ] = None
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Show the settings and where they come from, and exit.")
-    ] = False
 
     def runtime_config(self) -> RuntimeConfig:
         """How sessions are kept. Raises ConfigError."""
@@ -185,6 +164,20 @@ class ServeOptions(EngineOptions):
                 max_concurrent_requests=self.quota_concurrent_requests,
                 tokens_per_minute=self.quota_tokens_per_minute,
             ),
+            state=self._state_config(),
+        )
+
+    def _state_config(self) -> StateConfig | None:
+        if self.state_dir is None:
+            return None
+        return StateConfig(
+            self.state_dir.expanduser(),
+            self.durability,
+            self.host_tier_bytes,
+            self.disk_tier_bytes,
+            self.snapshot_tokens,
+            self.hibernated_ttl_s or None,
+            self.encrypt_state,
         )
 
     def known_beginnings(self) -> "list[KnownBeginning]":
@@ -201,13 +194,6 @@ class ServeOptions(EngineOptions):
     def budget(self, backend: BackendChoice = BackendChoice.CPU) -> Budget:
         """The memory for sessions, where the backend is decided. Raises ConfigError."""
         return Budget.parse(DEFAULT_BUDGETS[backend] if self.memory_budget is None else self.memory_budget)
-
-    def server_config(self) -> ServerConfig:
-        """The server's settings. Raises ConfigError, also for a bind that is too open."""
-        from kakeya.serving.keys import hash_key
-
-        key_hashes = tuple(dict.fromkeys(map(hash_key, self._keys())))
-        return build(ServerConfig, {**vars(self), "key_hashes": key_hashes, "tls": self._tls()})
 
     def admission_config(self) -> AdmissionConfig:
         """How many requests generate at once. Raises ConfigError."""
@@ -236,23 +222,3 @@ class ServeOptions(EngineOptions):
             raise ConfigError(
                 f"chat_sunset must be a day like 2027-12-31, got {self.chat_sunset!r}"
             ) from None
-
-    def _keys(self) -> list[str]:
-        given = list(self.api_key or ())
-        if self.api_key_file is None:
-            return given
-        try:
-            lines = self.api_key_file.read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the key file {self.api_key_file} cannot be read: {error}") from error
-        keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
-        if not keys:
-            raise ConfigError(f"the key file {self.api_key_file} holds no key")
-        return given + keys
-
-    def _tls(self) -> TlsConfig | None:
-        if self.tls_cert is not None and self.tls_key is not None:
-            return TlsConfig(self.tls_cert, self.tls_key, self.tls_client_ca)
-        if self.tls_cert is not None or self.tls_key is not None or self.tls_client_ca is not None:
-            raise ConfigError("TLS needs both --tls-cert and --tls-key; --tls-client-ca comes on top of them")
-        return None

@@ -5,11 +5,12 @@ Errors are those of `kakeya.errors`, a class for each row of the wire contract, 
 
 from kakeya.client.asynchronous import AsyncClient
 from kakeya.client.session import AsyncSession
-from kakeya.client.settings import TLS, GenerateOptions, Keepalive, Retry
+from kakeya.client.settings import GenerateOptions
 from kakeya.client.stream import AsyncStream
 from kakeya.client.synchronous import Client, Session, Stream
 from kakeya.client.values import GenerateResult, ServerInfo, SessionInfo, Token, TokenLogprob
-from kakeya.types import StopReason
+from kakeya.dialing import TLS, Keepalive, Retry
+from kakeya.types import StopReason, TokenRange
 
 __all__ = [
     "TLS",
@@ -28,4 +29,5 @@ __all__ = [
     "Stream",
     "Token",
     "TokenLogprob",
+    "TokenRange",
 ]

@@ -1,14 +1,15 @@
 """The asynchronous client: the implementation that the plain one wraps."""
 
+import asyncio
 from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Self
 
 from kakeya.client import values
 from kakeya.client.connection import Connection
 from kakeya.client.requests import build
-from kakeya.client.session import AsyncSession, open_session
-from kakeya.client.settings import TLS, Keepalive, Retry
+from kakeya.client.session import AsyncSession, import_file, open_session
 from kakeya.client.values import ServerInfo, SessionInfo
+from kakeya.dialing import TLS, Keepalive, Retry
 from kakeya.wire import runtime_pb2 as pb
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class AsyncClient:
         retry, keepalive = retry or Retry(), keepalive or Keepalive()
         self._connection = Connection(target, api_key, tls, timeout, retry, keepalive)
         self._tokenizer: Tokenizer | None = None
+        self._fetching = asyncio.Lock()  # many sessions may begin to chat at once
 
     async def create_session(
         self,
@@ -51,13 +53,15 @@ class AsyncClient:
         eos_token_ids: Iterable[int] | None = None,
         ignore_eos: bool = False,
         pinned_prefix_tokens: int | None = None,
+        recall_tokens: int = 0,
     ) -> AsyncSession:
         """A new empty session. Raises ResourceExhausted when the server has no room for one.
 
         `system` is for `session.chat`: the message is kept for ever, up to half of what the session holds,
         and answers end where the model's template ends them, unless the other arguments say otherwise.
-        `pinned_prefix_tokens` keeps that many first tokens for ever. With `ignore_eos` nothing but the length
-        ends a generate.
+        `pinned_prefix_tokens` keeps that many first tokens for ever. With `recall_tokens`, each turn sees up
+        to so many tokens again that have left the window: those that share words with what was appended. With
+        `ignore_eos` nothing but the length ends a generate.
         """
         eos = None if eos_token_ids is None else list(eos_token_ids)
         chat = None if system is None else await self._new_chat(system, eos)
@@ -71,6 +75,7 @@ class AsyncClient:
             eos_token_ids=eos,
             ignore_eos=ignore_eos,
             pinned_prefix_tokens=pinned_prefix_tokens,
+            recall_tokens=recall_tokens,
         )
         session_id = await open_session(self._connection, opening)
         return AsyncSession(self._connection, self._new_chat, session_id, opening, chat)
@@ -79,6 +84,14 @@ class AsyncClient:
         """Attach to a session that exists. An unknown id raises SessionNotFound at its first use."""
         return AsyncSession(self._connection, self._new_chat, session_id, pb.CreateSessionRequest())
 
+    async def import_session(self, file: bytes, *, label: str = "") -> AsyncSession:
+        """A new session that continues an exported one, of a server with the same model.
+
+        Raises StateMismatch for a file of another model or geometry, and for a damaged one.
+        """
+        session_id = await import_file(self._connection, file, label)
+        return self.session(session_id)
+
     async def list_sessions(self) -> list[SessionInfo]:
         """The caller's own sessions, oldest first."""
         sessions: list[SessionInfo] = []
@@ -86,7 +99,7 @@ class AsyncClient:
         while True:
             request = pb.ListSessionsRequest(page_size=_PAGE, page_token=page_token)
             page: pb.ListSessionsResponse = await self._connection.call("ListSessions", request)
-            sessions += (values.read(SessionInfo, each) for each in page.sessions)
+            sessions += map(values.session_info, page.sessions)
             page_token = page.next_page_token
             if not page_token:
                 return sessions
@@ -119,6 +132,7 @@ class AsyncClient:
     async def _fetched_tokenizer(self) -> "Tokenizer":
         from kakeya.client.chat import fetch_tokenizer
 
-        if self._tokenizer is None:
-            self._tokenizer = await fetch_tokenizer(self._connection)
-        return self._tokenizer
+        async with self._fetching:
+            if self._tokenizer is None:
+                self._tokenizer = await fetch_tokenizer(self._connection)
+            return self._tokenizer

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -10,7 +11,7 @@ from google.protobuf.message import Message
 from grpc.aio import AioRpcError
 
 from kakeya.client.failures import translated
-from kakeya.client.settings import TLS, Keepalive, Retry, channel_options
+from kakeya.dialing import TLS, Keepalive, Retry, channel_options
 from kakeya.errors import Conflict, HistoryMismatch, KakeyaError, Unavailable
 from kakeya.wire import runtime_pb2_grpc
 
@@ -80,7 +81,7 @@ class Connection:
 
     @property
     def stub(self) -> Any:
-        """The nine calls. Raises Unavailable once closed."""
+        """The calls. Raises Unavailable once closed."""
         if self._closed:
             raise Unavailable("this client is closed")
         if self._channel is None:
@@ -94,12 +95,12 @@ class Connection:
     async def call(
         self,
         name: str,
-        request: Message,
+        request: Message | Sequence[Message],
         *,
         attempts: Attempts | None = None,
         conflict_passes: bool = False,
     ) -> Any:
-        """The reply to a unary call, tried until it is answered or the client's timeout is over.
+        """The reply to one request, or to several in a row, tried until it is answered or the time is over.
 
         Only for what may be repeated: reads, and calls with a request id. Raises the error the server meant.
         """

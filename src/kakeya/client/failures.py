@@ -18,7 +18,14 @@ _BY_STATUS: dict[StatusCode, type[KakeyaError]] = {
 }
 # Where one status stands for several errors, the server names the one it means.
 _BY_NAME: dict[object, type[KakeyaError]] = {
-    kind.__name__: kind for kind in (errors.SessionBusy, errors.HistoryMismatch, errors.StepFailed)
+    kind.__name__: kind
+    for kind in (
+        errors.SessionBusy,
+        errors.HistoryMismatch,
+        errors.StepFailed,
+        errors.StateMismatch,
+        errors.StateDamaged,
+    )
 }
 
 

@@ -4,23 +4,42 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from grpc.aio import AioRpcError
+
 from kakeya.client import values
 from kakeya.client.connection import Connection
+from kakeya.client.failures import translated
 from kakeya.client.requests import build, new_request_id
 from kakeya.client.settings import GenerateOptions
 from kakeya.client.stream import AsyncStream, Generation
 from kakeya.client.values import GenerateResult, SessionInfo, Token
 from kakeya.errors import SessionNotFound
+from kakeya.types import TokenRange
 from kakeya.wire import runtime_pb2 as pb
 
 if TYPE_CHECKING:
     from kakeya.client.chat import Chat
 
 
+_PART_BYTES = 2**20
+
+
 async def open_session(connection: Connection, opening: pb.CreateSessionRequest) -> str:
     """A new session on the server; its id."""
     opening.request_id = new_request_id()
     reply: pb.CreateSessionResponse = await connection.call("CreateSession", opening)
+    return reply.session_id
+
+
+async def import_file(connection: Connection, file: bytes, label: str) -> str:
+    """A new session on the server that continues an exported one; its id."""
+    request_id = new_request_id()
+    parts = [
+        pb.ImportSessionRequest(data=file[start : start + _PART_BYTES])
+        for start in range(0, max(1, len(file)), _PART_BYTES)
+    ]
+    parts[0].client_label, parts[0].request_id = label, request_id
+    reply: pb.ImportSessionResponse = await connection.call("ImportSession", parts)
     return reply.session_id
 
 
@@ -100,7 +119,32 @@ class AsyncSession:
     async def info(self) -> SessionInfo:
         """What the session holds. Asking does not refresh its idle clock."""
         request = pb.GetSessionInfoRequest(session_id=self._session_id)
-        return values.read(SessionInfo, await self._connection.call("GetSessionInfo", request))
+        return values.session_info(await self._connection.call("GetSessionInfo", request))
+
+    async def recall(
+        self, ranges: Iterable[TokenRange | tuple[int, int]], *, remember: bool = False
+    ) -> tuple[TokenRange, ...]:
+        """Let the next generate see these ranges of the history again, instead of what would be searched for.
+
+        With `remember`, they take the place of those remembered so far: every later generate that does not
+        see them brings them back. Returns what the next one is known to bring back. Raises InvalidArgument
+        for ranges outside the history, in sight, that overlap or that are longer than the session's
+        `recall_tokens`, and for a session without; nothing is changed then.
+        """
+        pairs = [(each.start, each.end) if isinstance(each, TokenRange) else each for each in ranges]
+        request = build(
+            pb.RecallTokensRequest,
+            session_id=self._session_id,
+            ranges=[build(pb.TokenRange, start=start, end=end) for start, end in pairs],
+            remember=remember,
+            request_id=new_request_id(),
+        )
+        passes = self._is_stopping()
+        reply: pb.RecallTokensResponse = await self._connection.call(
+            "RecallTokens", request, conflict_passes=passes
+        )
+        self._settled(passes)
+        return values.token_ranges(reply.ranges)
 
     async def fork(self) -> "AsyncSession":
         """A new session with the same history and conversation, independent from here on."""
@@ -112,6 +156,20 @@ class AsyncSession:
         self._settled(passes)
         chat = None if self._chat is None else self._chat.fork()
         return AsyncSession(self._connection, self._open_chat, reply.session_id, self._opening, chat)
+
+    async def export(self) -> bytes:
+        """The session's whole state as a file, for `import_session` of any server with the same model."""
+        attempts = self._connection.attempts(self._connection.timeout)
+        while True:
+            call = self._connection.stub.ExportSession(
+                pb.ExportSessionRequest(session_id=self._session_id),
+                timeout=attempts.time_left(),
+                metadata=self._connection.metadata,
+            )
+            try:
+                return b"".join([part.data async for part in call])
+            except AioRpcError as error:
+                await attempts.pause_or_raise(translated(error), conflict_passes=self._is_stopping())
 
     async def close(self) -> int | None:
         """Free the session, cancelling what runs; its final history length.

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 from kakeya.client.asynchronous import AsyncClient
 from kakeya.client.loop_thread import LoopThread
 from kakeya.client.session import AsyncSession
-from kakeya.client.settings import TLS, GenerateOptions, Keepalive, Retry
+from kakeya.client.settings import GenerateOptions
 from kakeya.client.stream import AsyncStream
 from kakeya.client.values import GenerateResult, ServerInfo, SessionInfo, Token
+from kakeya.dialing import TLS, Keepalive, Retry
 from kakeya.errors import Unavailable
+from kakeya.types import TokenRange
 
 if TYPE_CHECKING:
     from kakeya.text import Tokenizer
@@ -44,6 +46,7 @@ class Client:
         eos_token_ids: Iterable[int] | None = None,
         ignore_eos: bool = False,
         pinned_prefix_tokens: int | None = None,
+        recall_tokens: int = 0,
     ) -> "Session":
         """A new empty session; see `AsyncClient.create_session`."""
         loop = self._loop()
@@ -54,6 +57,7 @@ class Client:
                 eos_token_ids=eos_token_ids,
                 ignore_eos=ignore_eos,
                 pinned_prefix_tokens=pinned_prefix_tokens,
+                recall_tokens=recall_tokens,
             )
         )
         return Session(session, loop)
@@ -61,6 +65,11 @@ class Client:
     def session(self, session_id: str) -> "Session":
         """Attach to a session that exists. An unknown id raises SessionNotFound at its first use."""
         return Session(self._client.session(session_id), self._loop())
+
+    def import_session(self, file: bytes, *, label: str = "") -> "Session":
+        """A new session that continues an exported one; see `AsyncClient.import_session`."""
+        loop = self._loop()
+        return Session(loop.run(self._client.import_session(file, label=label)), loop)
 
     def list_sessions(self) -> list[SessionInfo]:
         """The caller's own sessions, oldest first."""
@@ -135,9 +144,19 @@ class Session:
         """What the session holds. Asking does not refresh its idle clock."""
         return self._loop.run(self._session.info())
 
+    def recall(
+        self, ranges: Iterable[TokenRange | tuple[int, int]], *, remember: bool = False
+    ) -> tuple[TokenRange, ...]:
+        """Let the next generate see these ranges of the history again. See `AsyncSession.recall`."""
+        return self._loop.run(self._session.recall(ranges, remember=remember))
+
     def fork(self) -> "Session":
         """A new session with the same history and conversation, independent from here on."""
         return Session(self._loop.run(self._session.fork()), self._loop)
+
+    def export(self) -> bytes:
+        """The session's whole state as a file. See `AsyncSession.export`."""
+        return self._loop.run(self._session.export())
 
     def close(self) -> int | None:
         """Free the session; its final history length. See `AsyncSession.close`."""

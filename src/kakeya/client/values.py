@@ -1,12 +1,13 @@
 """What a server reports, as plain frozen values, and how they are read from the wire."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
 from kakeya.errors import RemoteError
-from kakeya.types import StopReason
+from kakeya.types import StopReason, TokenRange
 from kakeya.wire import runtime_pb2 as pb
 
 if TYPE_CHECKING:
@@ -51,11 +52,14 @@ class GenerateResult:
     accepted_draft_tokens: int
     proposed_draft_tokens: int
     dropped_token_count: int
+    recalled: tuple[TokenRange, ...] = ()
+    """What of its past the session saw beside its window, in order of time."""
+    recall_duration_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What a session holds right now. `state` is idle, generating or failed."""
+    """What a session holds right now. `state`: idle, generating, failed; host or disk asleep."""
 
     session_id: str
     state: str
@@ -67,6 +71,13 @@ class SessionInfo:
     cache_invariant_inv1_violations: int
     cache_invariant_inv2_violations: int
     idle_seconds: float
+    recall_tokens: int = 0
+    """How many tokens that left the window it can see again at once."""
+    recalled: tuple[TokenRange, ...] = ()
+    """Those that it sees, in order of time."""
+    remembered: tuple[TokenRange, ...] = ()
+    recall_duration_seconds: float = 0.0
+    cache_invariant_inv4_violations: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,12 +99,23 @@ class ServerInfo:
     eos_token_ids: tuple[int, ...]
     proposer: str
     """What guesses tokens ahead there, for speed alone."""
+    recall_tokens: int = 0
+    """The most that a session may ask to recall."""
 
 
 def read(kind: type[V], message: Message, **others: Any) -> V:
     """A value with the fields of a message; `others` are those that are not simply the same."""
     same = (field.name for field in fields(kind) if field.name not in others)
     return kind(**{name: getattr(message, name) for name in same}, **others)
+
+
+def token_ranges(messages: Iterable[pb.TokenRange]) -> tuple[TokenRange, ...]:
+    return tuple(TokenRange(each.start, each.end) for each in messages)
+
+
+def session_info(message: pb.GetSessionInfoResponse) -> SessionInfo:
+    lists = {"recalled": token_ranges(message.recalled), "remembered": token_ranges(message.remembered)}
+    return read(SessionInfo, message, **lists)
 
 
 def token(message: pb.Token) -> Token:
@@ -114,7 +136,13 @@ def generate_result(done: pb.Done, dropped_token_count: int) -> GenerateResult:
     reason = _STOP_REASONS.get(done.stop_reason)
     if reason is None:
         raise RemoteError(f"the server stopped for a reason unknown here: number {done.stop_reason}")
-    return read(GenerateResult, done, stop_reason=reason, dropped_token_count=dropped_token_count)
+    return read(
+        GenerateResult,
+        done,
+        stop_reason=reason,
+        dropped_token_count=dropped_token_count,
+        recalled=token_ranges(done.recalled),
+    )
 
 
 def joined(first: GenerateResult, later: GenerateResult) -> GenerateResult:
@@ -127,4 +155,5 @@ def joined(first: GenerateResult, later: GenerateResult) -> GenerateResult:
         cached_token_count=first.cached_token_count,
         accepted_draft_tokens=first.accepted_draft_tokens + later.accepted_draft_tokens,
         proposed_draft_tokens=first.proposed_draft_tokens + later.proposed_draft_tokens,
+        recall_duration_seconds=first.recall_duration_seconds + later.recall_duration_seconds,
     )

@@ -34,6 +34,8 @@ class StepResult:
     """One for each row whose logits were asked for, in segment order."""
     hidden: Mapping[int, Tensor]
     """The outputs of the layers that were asked for, [rows, hidden], in segment order."""
+    runs: Sequence[int] = ()
+    """How many of the sampled tokens each segment of a drafting step got: its right guesses, and one more."""
 
     def result(self) -> "StepResult":
         return self
@@ -74,8 +76,27 @@ class Backend(Protocol):
         """Compute every row, writing its keys and values to its slab (already reserved), and choose a token
         for each of the `requests`, of which there is one for each asked-for row of logits."""
 
+    @property
+    def draft_counts(self) -> Sequence[int]:
+        """How many tokens the backend can guess by itself in a step, ascending; none without a drafter."""
+        ...
+
+    @property
+    def most_drafting(self) -> int:
+        """For how many sessions at once it can."""
+        ...
+
+    def launch_drafting(
+        self, segments: Sequence[Segment], requests: Sequence[SampleRequest], count: int
+    ) -> LaunchedStep:
+        """Guess `count` tokens behind each single token, verify them, and keep what is right.
+
+        Every segment gets from one token to count + 1. They are chosen as `requests` say, which are plain.
+        """
+
     def follow(self, step: LaunchedStep) -> LaunchedStep:
         """The same single tokens once more, each PENDING and one position further, with the same requests.
+        A drafting step goes on where it ends.
 
         `step` is the last one that was launched. Only for a backend that runs ahead.
         """

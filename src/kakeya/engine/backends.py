@@ -14,12 +14,13 @@ from kakeya.engine.cuda.backend import CudaBackend
 from kakeya.engine.cuda.memory import device_memory, weight_elements
 from kakeya.engine.cuda.weights import load_weights
 from kakeya.engine.device import CPU, free_memory
-from kakeya.engine.slab import SlabPool, prefix_cache_bytes, slab_geometry
+from kakeya.engine.slab import SlabPool, prefix_cache_bytes, slab_geometry, undo_bytes
 from kakeya.errors import ConfigError
 from kakeya.kernels.gpu import GpuKernels, load_gpu_kernels
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.models.config import ModelConfig
+from kakeya.models.drafter import StoredDrafter
 from kakeya.models.fitting import BYTES_PER_PARAMETER, PACKED_OVER_FILE
 from kakeya.models.float_types import FLOAT_TYPES
 from kakeya.models.loader import load_decoder
@@ -98,17 +99,23 @@ def _free_on_device() -> int:
         ) from error
 
 
-def open_backend(checkpoint: Checkpoint, config: EngineConfig, observed_layers: int = 0) -> OpenedBackend:
+def open_backend(
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    observed_layers: int = 0,
+    drafter: StoredDrafter | None = None,
+) -> OpenedBackend:
     """Load `checkpoint` onto the chosen backend.
 
-    `observed_layers`: how many layers' outputs a proposer is shown. They take memory on a device.
+    `observed_layers`: how many layers' outputs a proposer is shown. They take memory on a device. A `drafter`
+    runs on the device itself.
     Raises CorruptCheckpoint, and ConfigError for what the backend cannot do or has no memory for.
     """
     torch.set_num_threads(config.threads)
     if config.backend is not BackendChoice.CUDA:
         return _open_cpu(checkpoint, config)
     try:
-        return open_device(checkpoint, config, CUDA, observed_layers)
+        return open_device(checkpoint, config, CUDA, observed_layers, drafter)
     except RuntimeError as error:
         if not _ran_out_of_memory(error):
             raise
@@ -145,18 +152,26 @@ def _open_cpu(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:
 
 
 def open_device(
-    checkpoint: Checkpoint, config: EngineConfig, device: torch.device, observed_layers: int = 0
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    device: torch.device,
+    observed_layers: int = 0,
+    drafter: StoredDrafter | None = None,
 ) -> OpenedBackend:
     """The CUDA backend on `device`, which may be a CPU: nothing else differs."""
-    geometry = slab_geometry(checkpoint.config, config)
-    memory = device_memory(checkpoint.config, config, observed_layers)
+    if drafter is not None:
+        drafter.config.check_fits(checkpoint.config)
+    shape = drafter.config if drafter is not None else None
+    geometry = slab_geometry(checkpoint.config, config, shape.layers if shape is not None else 0)
+    memory = device_memory(checkpoint.config, config, observed_layers, shape)
     prefix_bytes = prefix_cache_bytes(config, geometry)
-    memory.check(config.capacity, geometry.slab_bytes, prefix_bytes, free_memory(device))
+    undo = undo_bytes(config, geometry)
+    memory.check(config.capacity, geometry.slab_bytes, prefix_bytes, free_memory(device), undo)
     kernels = _device_kernels(checkpoint.config, config, device)
     weights = load_weights(checkpoint, dtype=config.dtype, weights=config.weights, device=device)
     pool = SlabPool(geometry, config.capacity, device, GRANULE, prefix_bytes)
     fingerprint = _fingerprint(checkpoint, weights.description)
-    backend = CudaBackend(weights, pool, config.numerics, kernels, fingerprint, config, device)
+    backend = CudaBackend(weights, pool, config.numerics, kernels, fingerprint, config, device, drafter)
     backend.capture()
     name = f"{kernels.name} ({torch.cuda.get_device_name(device) if device.type == 'cuda' else device})"
     return OpenedBackend(backend, weights.num_parameters, weights.description, name)

@@ -2,8 +2,9 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from kakeya.engine.recall import TurnRecall
 from kakeya.engine.request import RUNNING, Request
 from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.sequence import TokenSequence
@@ -40,9 +41,10 @@ class Segment:
 
 @dataclass(slots=True, eq=False)
 class PlannedSegment(Segment):
-    """The part of a request that a step carries."""
+    """The part of a request that a step carries, and how many tokens the backend guesses behind it."""
 
     request: Request
+    own_drafts: int = 0
 
     @property
     def is_stale(self) -> bool:
@@ -77,12 +79,16 @@ class PlannedSegment(Segment):
             return [None] * self.logit_rows
         return constraint.masks(self.draft)
 
+    def reserve(self) -> None:
+        """Announce to its slab that the rows, and the guesses behind them, are about to be written."""
+        self.sequence.slab.reserve(self.rows + self.own_drafts)
+
     def undo(self) -> None:
         """Back to before the step: unread tokens of earlier steps stay, these rows go."""
         if self.is_stale:
             return
         if self.logit_rows:
-            self.request.in_flight -= 1
+            self.request.in_flight -= 1 + self.own_drafts
         slab = self.sequence.slab
         if slab.committed == self.start:
             slab.rollback()
@@ -93,6 +99,19 @@ class PlannedSegment(Segment):
         if self.tokens[0] != PENDING:
             return self
         return replace(self, tokens=[self.sequence.tokens[self.start]])
+
+
+@dataclass(slots=True, eq=False)
+class RecallSegment(PlannedSegment):
+    """Slots of the pinned region that are written anew. The history does not grow by them."""
+
+    recall: TurnRecall = field(kw_only=True)
+
+    def reserve(self) -> None:
+        """Nothing is overwritten but what was copied before."""
+
+    def undo(self) -> None:
+        """The rows are computed again, into the same slots."""
 
 
 def decode_segment(request: Request, draft: Sequence[int]) -> PlannedSegment:
@@ -107,6 +126,12 @@ def prefill_segment(request: Request, block: int) -> PlannedSegment:
     """The next block of waiting tokens; the last one asks for the logits after it."""
     start, tokens, is_last = _next_block(request.sequence, block)
     return PlannedSegment(request.sequence, start, tokens, 0, 1 if is_last else 0, request)
+
+
+def recall_segment(request: Request, recall: TurnRecall, block: int) -> RecallSegment:
+    """The next slots that are written anew."""
+    start, tokens = recall.next_rows(block)
+    return RecallSegment(request.sequence, start, tokens, 0, 0, request, recall=recall)
 
 
 def score_segment(sequence: TokenSequence, block: int) -> Segment:

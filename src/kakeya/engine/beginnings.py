@@ -144,12 +144,16 @@ class Beginnings:
             self._holders.setdefault(digest, {})[sequence] = None
             held.append(digest)
 
-    def release(self, sequence: TokenSequence) -> None:
-        """Its slab is about to be given away: what no other live session has moves into the cache."""
+    def forget(self, sequence: TokenSequence) -> tuple[list[bytes], list[bool]]:
+        """Nobody finds it any more. What it held, and of each granule whether nobody else holds it."""
         held = self._held.pop(sequence, [])
         for scope in (sequence.owner, COMMON):
             self._chains.pop((sequence, scope), None)
-        is_last = [self._drop_holder(digest, sequence) for digest in held]
+        return held, [self._drop_holder(digest, sequence) for digest in held]
+
+    def release(self, sequence: TokenSequence) -> None:
+        """Its slab is about to be given away: what no other live session has moves into the cache."""
+        held, is_last = self.forget(sequence)
         if isinstance(sequence.error, InvariantViolation):
             return
         evictions = self._cache.evictions
@@ -280,4 +284,4 @@ def _intact(slab: KVSlab) -> int:
     """
     cache = slab.geometry.cache
     in_first_lap = slab.committed < cache.capacity and slab.written <= cache.slots
-    return slab.committed if in_first_lap else min(slab.sink, slab.committed)
+    return slab.committed if in_first_lap else min(slab.untouched, slab.committed)

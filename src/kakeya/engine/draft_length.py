@@ -4,21 +4,28 @@ A step of n streams yields n tokens. A draft of k tokens of which each is right 
 p + p² + … + pᵏ more, and makes the step k rows longer. So many are drafted as make the most tokens a second.
 """
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat
-from operator import mul, neg
+from itertools import accumulate, repeat, takewhile
+from operator import mul
 
 from kakeya.engine.blend import blend
 
 _MEMORY = 0.9  # what a judged guess leaves of the weight of those before it: the last ten count
 DOUBT = 3.0  # guesses that everybody starts with
+FIRST_CHANCE = 0.75  # of a proposer that costs time and that nobody has tried
+_HEART = 2.0  # guesses that count when it is tried again
 _TRUST = 0.8  # of what a caller predicts
+_HOPE = 0.3  # of what works ahead, at the beginning of a generate
+_SILENCE = 0.98  # what a step without a guess leaves of its chance
 _LEAST_CHANCE = 0.2  # below it no guess is worth a row anywhere
+_LEAST_VALUE = 0.05  # tokens: below it a guess behind others is not worth one
 _LEAST_GAIN = 1.03  # what is less is noise
 _NAP = 4  # tokens
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 512  # steps between two tries of a proposer that does not pay
+_COOLING = 8  # steps after its last draft in which the next one is still thought to be near
 
 _STALE = 256  # steps after which a time is forgotten and measured anew
 # Numbers of rows with a time of their own. Between them it is interpolated.
@@ -34,8 +41,10 @@ class Acceptance:
 
     right: float = 0.0
     judged: float = DOUBT
-    unpaid: int = 0
     pause: int = _FIRST_PAUSE
+    asked_at: int = -_COOLING
+    asked: int = 0
+    """How often since the last try: one that goes on does pay."""
     watched: tuple[int, Sequence[int]] | None = None
     """A position and what was guessed from there on, and not drafted."""
 
@@ -69,28 +78,49 @@ class Acceptance:
         """Whether a free proposer that was wrong too often is left alone here: it is tried now and then."""
         return not self.has_a_chance and position % _NAP != 0
 
-    def is_due(self) -> bool:
-        """Called when drafting would not pay: whether to try all the same, ever more seldom."""
-        self.unpaid += 1
-        if self.unpaid < self.pause:
-            return False
-        self.unpaid, self.pause = 0, min(2 * self.pause, _LONGEST_PAUSE)
-        return True
+    def take_heart(self, step: int) -> None:
+        """Called when drafting would not pay: now and then, ever more seldom, think well of it again.
+
+        Those who have as long a pause do so in the same step: many guesses at once cost little more than one,
+        and what they need is kept for all of them at the same time.
+        """
+        if step % self.pause == 0:
+            self.pause, self.asked = min(2 * self.pause, _LONGEST_PAUSE), 0
+            self.right, self.judged = max(FIRST_CHANCE, self.chance) * _HEART, _HEART
+
+    def is_near(self, step: int) -> bool:
+        """Whether a draft may come soon of a proposer that costs time: it paid lately, or a try comes."""
+        until = self.pause - step % self.pause
+        return step - self.asked_at < _COOLING or until <= max(_FIRST_PAUSE, self.pause // 8)
+
+    def for_a_session(self) -> "Acceptance":
+        """What a session begins with, if this is what came out in others."""
+        return Acceptance(self.chance * DOUBT, pause=self.pause)
+
+    def hope(self) -> None:
+        """Give it another try."""
+        self.right = max(self.right, _HOPE * self.judged)
+
+    def missed(self) -> None:
+        """It was asked and said nothing."""
+        self.right *= _SILENCE
 
     def trust(self) -> None:
         """The caller has predicted what comes."""
         self.right, self.judged = _TRUST * DOUBT, DOUBT
 
-    def has_paid(self) -> None:
-        """Drafting pays: the next try after it ceases to is soon."""
-        self.unpaid, self.pause = 0, _FIRST_PAUSE
+    def is_asked(self, step: int) -> None:
+        """Drafting is thought to pay. If it goes on so, the next try after it ceases to is soon."""
+        self.asked_at, self.asked = step, self.asked + 1
+        if self.asked > _COOLING:
+            self.pause = _FIRST_PAUSE
 
 
 class StepCosts:
     """Seconds of a step by its rows, as measured lately.
 
     What was not measured yet is thought to cost as much as the nearest smaller step that was. So it is tried,
-    and known from then on.
+    and known from then on: the next larger number first, because a much larger one may cost many steps.
     """
 
     def __init__(self) -> None:
@@ -124,6 +154,13 @@ class StepCosts:
         share = (rows - below) / (above - below)
         return self._seconds[below] * (1 - share) + self._seconds[above] * share
 
+    @property
+    def farthest(self) -> int:
+        """The most rows that may be tried; 0 before any were measured."""
+        if not self._known:
+            return 0
+        return _ROWS[min(bisect_left(_ROWS, self._known[-1]) + 1, len(_ROWS) - 1)]
+
     def _forget(self) -> None:
         self._known = [rows for rows in self._known if self._steps - self._learned_at[rows] < _STALE]
         self._seconds = {rows: self._seconds[rows] for rows in self._known}
@@ -137,8 +174,11 @@ class Offer:
     most: int
 
     def values(self) -> list[float]:
-        """The chance that each drafted token is kept."""
-        return list(accumulate(repeat(self.chance, self.most), mul)) if self.chance >= _LEAST_CHANCE else []
+        """The chance that each drafted token is kept, up to where it is no longer worth a thought."""
+        if self.chance < _LEAST_CHANCE:
+            return []
+        kept = accumulate(repeat(self.chance, self.most), mul)
+        return list(takewhile(lambda value: value >= _LEAST_VALUE, kept))
 
 
 class DraftLength:
@@ -152,24 +192,53 @@ class DraftLength:
 
         `seconds_a_round`: what the proposer takes for one more token of all sessions.
         """
-        values = [offer.values() for offer in offers]
-        best, most_a_second = [0] * len(offers), self._rate(streams, streams, 0.0) * _LEAST_GAIN
-        for threshold in _some(sorted({value for each in values for value in each}, reverse=True)):
-            counts = [bisect_right(each, -threshold, key=neg) for each in values]
-            gained = sum(sum(each[:count]) for each, count in zip(values, counts, strict=True))
-            proposing = max(counts) * seconds_a_round
-            rate = self._rate(streams + gained, streams + sum(counts), proposing)
+        return self._best(streams, offers, seconds_a_round)[0]
+
+    def most_a_second(self, streams: int, offer: Offer, seconds_a_round: float = 0.0) -> float:
+        """Tokens a second where as much of an offer is drafted as pays."""
+        return self._best(streams, [offer], seconds_a_round)[1]
+
+    def _best(self, streams: int, offers: Sequence[Offer], seconds_a_round: float) -> tuple[list[int], float]:
+        guesses = [
+            (-value, depth, place)
+            for place, offer in enumerate(offers)
+            for depth, value in enumerate(offer.values(), start=1)
+        ]
+        guesses.sort()  # the likeliest first, and none before the one that it follows
+        gained = list(accumulate(-value for value, _, _ in guesses))
+        rounds = list(accumulate((depth for _, depth, _ in guesses), max))
+        best, most_a_second = 0, self._rate(streams, streams, 0.0) * _LEAST_GAIN
+        for last in _some(range(min(len(guesses), self.costs.farthest - streams))):
+            proposing = rounds[last] * seconds_a_round
+            rate = self._rate(streams + gained[last], streams + last + 1, proposing)
             if rate > most_a_second:
-                best, most_a_second = counts, rate
-        return best
+                best, most_a_second = last + 1, rate
+        counts = Counter(place for _, _, place in guesses[:best])
+        return [counts[place] for place in range(len(offers))], most_a_second
+
+    def worth(self, streams: int, chance: float, count: int) -> float:
+        """Seconds that a step of so many streams may wait for a draft of `count` tokens of one of them.
+
+        So much less does a token then cost. Who does not wait loses less than the whole draft: it comes
+        during the step, and often what follows its first token can still be used.
+        """
+        kept = sum(Offer(chance, count).values())
+        drafted = self.costs.seconds(streams + count) * streams / (streams + kept)
+        return max(0.0, self.costs.seconds(streams) - drafted)
+
+    def saving(self, streams: int, offer: Offer, seconds_a_round: float) -> float:
+        """Seconds that a token of one of so many streams takes less where all of this offer is drafted."""
+        kept = sum(offer.values())
+        proposing = offer.most * seconds_a_round * streams / (streams + kept)
+        return self.worth(streams, offer.chance, offer.most) - proposing
 
     def _rate(self, tokens: float, rows: int, proposing: float) -> float:
         seconds = self.costs.seconds(rows) + proposing
         return tokens / seconds if seconds > 0 else float(tokens)
 
 
-def _some(thresholds: Sequence[float], most: int = 16) -> Sequence[float]:
-    """A few of many, from the highest to the lowest."""
-    if len(thresholds) <= most:
-        return thresholds
-    return [thresholds[round(place * (len(thresholds) - 1) / (most - 1))] for place in range(most)]
+def _some(places: Sequence[int], most: int = 16) -> Sequence[int]:
+    """A few of many, from the first to the last."""
+    if len(places) <= most:
+        return places
+    return [places[round(index * (len(places) - 1) / (most - 1))] for index in range(most)]

@@ -6,8 +6,8 @@ out from there on for the sessions concerned: it may cost speed, never a request
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
@@ -15,16 +15,16 @@ from torch import Tensor
 from kakeya.engine.batch import PlannedSegment, Segment
 from kakeya.engine.blend import blend
 from kakeya.engine.constraint import is_last
-from kakeya.engine.draft_length import DOUBT, Acceptance, DraftLength, Offer
-from kakeya.engine.proposer import DraftRequest, DraftState, Proposer
+from kakeya.engine.draft_length import DOUBT, FIRST_CHANCE, Acceptance, DraftLength, Offer
+from kakeya.engine.proposer import DraftRequest, DraftState, Proposer, WorksAhead
 from kakeya.engine.request import Request
 from kakeya.engine.session_drafts import Seat, SessionDrafts
 from kakeya.types import TokenEvent
 
 log = logging.getLogger(__name__)
 
-_FIRST_CHANCE = 0.75  # of a proposer that nobody has tried
-_TRY = 2  # tokens that are drafted to see whether a proposer has become better
+_SHORT_ANSWER = 16  # tokens
+_LATELY = 4  # steps: who has guessed so lately has little to read before a guess
 LimitOf = Callable[[Request, int], int]
 
 
@@ -60,10 +60,10 @@ class Drafter:
     ) -> None:
         self._proposers, self._vocab_size, self._length = proposers, vocab_size, length
         self._rest_steps = rest_steps if length is not None else 0
-        self._resting = 0
+        self._resting = self._step = self._streams = 0
         self._round_seconds = [0.0] * len(proposers)
         self._proposing_seconds = 0.0  # before the last step
-        self._overall = [Acceptance(right=_FIRST_CHANCE * DOUBT) for _ in proposers]  # in all sessions
+        self._overall = [Acceptance(right=FIRST_CHANCE * DOUBT) for _ in proposers]  # in all sessions
         self.hidden_layers = sorted({layer for each in proposers for layer in each.hidden_layers})
 
     def new_drafts(self) -> SessionDrafts:
@@ -78,36 +78,40 @@ class Drafter:
     def expect(self, request: Request) -> None:
         """A generate begins. What its caller predicts is drafted from the first token on."""
         self._resting = 0
-        if request.prediction and request.sequence.draft is not None:
-            for seat, proposer in zip(request.sequence.draft.seats, self._proposers, strict=True):
-                if proposer.is_free:
-                    seat.acceptance.trust()
+        for place, proposer in enumerate(self._proposers):
+            seat = _drafts(request).seats[place]
+            if isinstance(proposer, WorksAhead):
+                seat.acceptance.hope()
+                seat.let(partial(self._foretell, proposer, request, place))
+            elif proposer.is_free and request.prediction:
+                seat.acceptance.trust()
 
     def propose(self, ready: Sequence[Request], limit_of: LimitOf) -> Mapping[Request, Sequence[int]]:
         """Guesses for requests that are decoding and have room for one: as many tokens of each as pay."""
         if self.rest():
             return {}
         began = time.perf_counter()
+        self._step += 1
         # What a proposer is told must be whole: nothing may be on its way.
         streams = [request for request in ready if request.is_decoding and not request.in_flight]
-        guesses: list[_Guess] = []
-        waiting = streams
-        for place in range(len(self._proposers)):
-            guesses += self._ask(place, waiting, limit_of, len(streams))
-            guessed = {guess.request for guess in guesses}
-            waiting = [request for request in streams if request not in guessed]
-        counts = self._counts(len(streams), guesses)
+        self._streams = len(streams)
         drafts: dict[Request, Sequence[int]] = {}
-        for guess, count in zip(guesses, counts, strict=True):
-            if count:
-                _drafts(guess.request).drafted_by = guess.place
-                drafts[guess.request] = guess.tokens[:count]
-            else:
-                guess.acceptance.watched = len(guess.request.sequence.tokens), guess.tokens
+        for place in range(len(self._proposers)):
+            waiting = [request for request in streams if request not in drafts]
+            guesses = self._ask(place, waiting, limit_of, len(streams))
+            for guess, count in zip(guesses, self._counts(place, guesses, len(streams)), strict=True):
+                if count:
+                    _drafts(guess.request).drafted_by = place
+                    drafts[guess.request] = guess.tokens[:count]
+                else:
+                    guess.acceptance.watched = len(guess.request.sequence.tokens), guess.tokens
         if streams and not any(map(_has_a_chance, streams)):
             self._resting = self._rest_steps
         self._proposing_seconds = time.perf_counter() - began
         return drafts
+
+    def _foretell(self, proposer: WorksAhead, request: Request, place: int, _: DraftState) -> None:
+        proposer.expect(self._draft_request(request, place, self._proposers[place].max_draft, 1))
 
     @property
     def is_resting(self) -> bool:
@@ -134,47 +138,100 @@ class Drafter:
                 limits[request] = limit
         if self._length is not None and not proposer.is_free:
             limits = self._worthwhile(place, limits, streams)
-        return self._guesses(place, limits) if limits else []
+        return self._guesses(place, limits, streams) if limits else []
 
-    def _guesses(self, place: int, limits: Mapping[Request, int]) -> list[_Guess]:
+    def _guesses(self, place: int, limits: Mapping[Request, int], streams: int) -> list[_Guess]:
         """Its guesses for these requests. Notes how long one token for all of them took it."""
         proposer, began = self._proposers[place], time.perf_counter()
         try:
-            found = proposer.propose([_draft_request(each, place, limit) for each, limit in limits.items()])
+            found = proposer.propose(
+                [self._draft_request(each, place, limit, streams) for each, limit in limits.items()]
+            )
             pairs = list(zip(limits.items(), found, strict=True))
         except Exception:
             log.exception("the proposer %s failed; its sessions go on without it", proposer.name)
             for request in limits:
                 _drafts(request).seats[place].fail()
             return []
-        if all(map(len, found)):  # who still reads a history takes longer than for a guess
-            seconds = (time.perf_counter() - began) / max(map(len, found))
-            self._round_seconds[place] = blend(self._round_seconds[place], seconds)
-        guesses = ((request, self._valid_prefix(tokens[:limit])) for (request, limit), tokens in pairs)
-        return [_Guess(request, place, tokens) for request, tokens in guesses if tokens]
+        self._note_seconds(place, limits, found, time.perf_counter() - began)
+        guesses = [
+            _Guess(request, place, self._valid_prefix(tokens[:limit])) for (request, limit), tokens in pairs
+        ]
+        if isinstance(proposer, WorksAhead):
+            for guess in guesses:
+                if not guess.tokens:
+                    guess.acceptance.missed()
+        return [guess for guess in guesses if guess.tokens]
+
+    def _note_seconds(
+        self, place: int, asked: Iterable[Request], found: Sequence[Sequence[int]], seconds: float
+    ) -> None:
+        """How long one token for all took. Who has a history to read first takes longer than for a guess."""
+        seats = [_drafts(request).seats[place] for request in asked]
+        if all(map(len, found)) and all(self._step - seat.guessed_at <= _LATELY for seat in seats):
+            each = seconds / max(map(len, found))
+            self._round_seconds[place] = blend(self._round_seconds[place], each)
+        for seat, guess in zip(seats, found, strict=True):
+            seat.guessed_at = self._step if guess else seat.guessed_at
+
+    def _draft_request(self, request: Request, place: int, limit: int, streams: int) -> DraftRequest:
+        seat, sequence = _drafts(request).seats[place], request.sequence
+        assert seat.state is not None, "a proposer that has failed is not asked"
+        chance, length = seat.acceptance.chance, self._length
+        asked = DraftRequest(
+            seat.state,
+            sequence.tokens,
+            limit,
+            request.sampling,
+            request.prompt_length,
+            request.prediction,
+            chance,
+        )
+        if length is None:
+            return asked
+        worth = partial(length.worth, streams, chance)
+        saving = length.saving(streams, Offer(chance, limit), self._round_seconds[place])
+        return replace(asked, worth=worth, patience=max(0.0, saving) * _expected_tokens(request))
 
     def _worthwhile(self, place: int, limits: Mapping[Request, int], streams: int) -> dict[Request, int]:
-        """How many tokens to ask of a proposer that takes time. One that does not pay is tried at times."""
+        """How many tokens to ask of a proposer that takes time. One that does not pay is thought better of at
+        times, and so tried."""
         assert self._length is not None
         seats = [_drafts(request).seats[place].acceptance for request in limits]
         offers = [Offer(seat.chance, limit) for seat, limit in zip(seats, limits.values(), strict=True)]
         counts = self._length.counts(streams, offers, self._round_seconds[place])
         asked = {}
-        for (request, limit), acceptance, count in zip(limits.items(), seats, counts, strict=True):
+        for request, acceptance, count in zip(limits, seats, counts, strict=True):
             if count:
-                acceptance.has_paid()
+                acceptance.is_asked(self._step)
                 asked[request] = count
-            elif acceptance.is_due():
-                asked[request] = min(limit, _TRY)
+            else:
+                acceptance.take_heart(self._step)
+            self._overall[place].pause = acceptance.pause
         return asked
 
-    def _counts(self, streams: int, guesses: Sequence[_Guess]) -> Sequence[int]:
-        """How much of each guess is drafted: all of what a proposer that takes time was asked for."""
-        if self._length is None or not guesses:
+    def _counts(self, place: int, guesses: Sequence[_Guess], streams: int) -> Sequence[int]:
+        """How much of each guess is drafted: all of what a proposer that takes time was asked for. What does
+        not pay, or less than what another one would guess, is left to the next."""
+        if self._length is None or not guesses or not self._proposers[place].is_free:
             return [len(guess.tokens) for guess in guesses]
-        free = [guess for guess in guesses if self._proposers[guess.place].is_free]
-        counts = dict(zip(map(id, free), self._length.counts(streams, [g.offer for g in free]), strict=True))
-        return [counts.get(id(guess), len(guess.tokens)) for guess in guesses]
+        counts = self._length.counts(streams, [guess.offer for guess in guesses])
+        return [
+            0 if count and self._is_outdone(guess, streams) else count
+            for guess, count in zip(guesses, counts, strict=True)
+        ]
+
+    def _is_outdone(self, guess: _Guess, streams: int) -> bool:
+        """Whether a later one that takes time would make more tokens a second all the same."""
+        assert self._length is not None
+        most = self._length.most_a_second(streams, guess.offer)
+        for place in range(guess.place + 1, len(self._proposers)):
+            proposer, seat = self._proposers[place], _drafts(guess.request).seats[place]
+            if seat.state is not None and not proposer.is_free:
+                offer = Offer(seat.acceptance.chance, proposer.max_draft)
+                if self._length.most_a_second(streams, offer, self._round_seconds[place]) > most:
+                    return True
+        return False
 
     def _valid_prefix(self, guess: Sequence[int]) -> Sequence[int]:
         for index, token in enumerate(guess):
@@ -197,29 +254,53 @@ class Drafter:
             acceptance.count(accepted, int(accepted < segment.draft_count))
         segment.request.count_drafts(seat.name, segment.draft_count, accepted)
 
+    def layers_to_see(self, segments: Sequence[Segment]) -> Sequence[int]:
+        """Layers whose outputs are to be kept of these segments, which costs time: none while no draft of
+        whoever looks at them is near."""
+        if not self.hidden_layers:
+            return ()
+        return self.hidden_layers if any(any(self._watchers(segment)) for segment in segments) else ()
+
     def observe(self, segment: Segment, hidden: Mapping[int, Tensor], rows: slice) -> None:
-        """Show the proposers the hidden states of a segment's rows that stay."""
-        drafts = segment.sequence.draft
-        if drafts is None:
-            return
-        for seat, proposer in zip(drafts.seats, self._proposers, strict=True):
-            shown = {layer: hidden[layer][rows] for layer in proposer.hidden_layers}
-            if shown:
+        """Show the hidden states of a segment's rows that stay to whoever may draft for its session soon."""
+        if hidden:
+            for seat, proposer in self._watchers(segment):
+                shown = {layer: hidden[layer][rows] for layer in proposer.hidden_layers}
                 seat.let(partial(_show, proposer, segment.start, shown))
+
+    def _watchers(self, segment: Segment) -> Iterator[tuple[Seat, Proposer]]:
+        seats = segment.sequence.draft.seats if segment.sequence.draft else ()
+        for place, (seat, proposer) in enumerate(zip(seats, self._proposers, strict=False)):
+            if proposer.hidden_layers and self._is_near(place, seat, segment):
+                yield seat, proposer
+
+    def _is_near(self, place: int, seat: Seat, segment: Segment) -> bool:
+        """Whether a draft may come soon: also behind a prompt, if it would pay for one stream more."""
+        if self._length is None or self._proposers[place].is_free or seat.acceptance.is_near(self._step):
+            return True
+        if segment.rows == 1:
+            return False
+        offer = Offer(seat.acceptance.chance, self._proposers[place].max_draft)
+        return any(self._length.counts(self._streams + 1, [offer], self._round_seconds[place]))
 
     # Sessions.
 
     def _seat(self, proposer: Proposer, state: DraftState) -> Seat:
-        if proposer.is_free:
+        if proposer.is_free and not isinstance(proposer, WorksAhead):
             return Seat(proposer.name, state, Acceptance())
         # One that costs time is asked at once: it is thought to be as good as it was in other sessions.
-        chance = self._overall[self._proposers.index(proposer)].chance
-        return Seat(proposer.name, state, Acceptance(right=chance * DOUBT))
+        overall = self._overall[self._proposers.index(proposer)]
+        return Seat(proposer.name, state, overall.for_a_session())
 
     def _restored(self, proposer: Proposer, tensors: Mapping[str, Tensor]) -> Seat:
         prefix = f"{proposer.name}."
         own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
         return self._seat(proposer, proposer.restore(own) if own else proposer.new_state())
+
+
+def _expected_tokens(request: Request) -> int:
+    """How long an answer goes on is not known. One that has had many tokens often has as many more."""
+    return min(request.remaining, max(request.emitted, _SHORT_ANSWER))
 
 
 def _show(proposer: Proposer, start: int, shown: Mapping[int, Tensor], state: DraftState) -> None:
@@ -235,14 +316,6 @@ def _drafts(request: Request) -> SessionDrafts:
     drafts = request.sequence.draft
     assert drafts is not None, "only sessions with a proposer draft"
     return drafts
-
-
-def _draft_request(request: Request, place: int, limit: int) -> DraftRequest:
-    state, sequence = _drafts(request).seats[place].state, request.sequence
-    assert state is not None, "a proposer that has failed is not asked"
-    return DraftRequest(
-        state, sequence.tokens, limit, request.sampling, request.prompt_length, request.prediction
-    )
 
 
 def accepted(segment: PlannedSegment, sampled: Sequence[TokenEvent]) -> Sequence[TokenEvent]:

@@ -23,7 +23,9 @@ from kakeya.engine.constraint import Constraint
 from kakeya.engine.draft_length import DraftLength
 from kakeya.engine.drafting import Drafter
 from kakeya.engine.inbox import Inbox
+from kakeya.engine.moves import Moves
 from kakeya.engine.proposer import Proposer
+from kakeya.engine.recall import Ranges, Recalls, Retriever, SessionRecall, let_search
 from kakeya.engine.request import Request, RequestListener
 from kakeya.engine.scheduler import Scheduler
 from kakeya.engine.scoring import score_blocks
@@ -40,7 +42,7 @@ from kakeya.errors import (
     Unavailable,
 )
 from kakeya.observer import UNOBSERVED, EngineObserver
-from kakeya.types import SamplingParams, ShareBeginnings
+from kakeya.types import SamplingParams, TokenRange
 
 log = logging.getLogger(__name__)
 # How long a device runs ahead before proposers are asked again, where none of their guesses was right.
@@ -69,10 +71,14 @@ class Engine:
         self._observer = observer
         rest = _REST_STEPS if backend.runs_ahead else 0
         self._drafter = Drafter(proposers, backend.vocab_size, length, rest) if proposers else None
-        self._beginnings = self._shared_beginnings()
+        self._beginnings = Beginnings(
+            config.share_beginnings, backend.pool, any_cut=backend.any_cut, observer=observer
+        )
         self._scheduler = Scheduler(config, self._beginnings, any_cut=backend.any_cut)
         self._stepper = Stepper(backend, config, self._scheduler, self._drafter, self._beginnings)
         self._inbox = Inbox(config.max_waiting, self._checked)
+        self.moves = Moves(backend, self._inbox, self._beginnings, self._drafter, self._open)
+        self._recalls = Recalls(backend.pool, config.block_tokens, self._inbox.wake, any_cut=backend.any_cut)
         self._draining = False
         self._stopping = False
         self._drained = threading.Event()
@@ -87,10 +93,27 @@ class Engine:
 
     # The calls. What `ask` is given runs on the engine thread.
 
-    def open(self, owner: str, eos_token_ids: Sequence[int], pinned: int | None = None) -> TokenSequence:
-        """A new sequence on a slab of its own. Raises ResourceExhausted when none is free."""
+    def open(
+        self,
+        owner: str,
+        eos_token_ids: Sequence[int],
+        pinned: int | None = None,
+        recall: int = 0,
+        retriever: Retriever | None = None,
+    ) -> TokenSequence:
+        """A new sequence on a slab of its own. Raises ResourceExhausted when none is free.
+
+        Each turn may bring back `recall` tokens that left the window: what `retriever` chooses, or only what
+        `recall` names.
+        """
         self._check_tokens(eos_token_ids)
-        return self._inbox.ask(lambda: self._open(owner, eos_token_ids, pinned))
+
+        def opened() -> TokenSequence:
+            sequence = self._open(owner, eos_token_ids, pinned, recall)
+            let_search(sequence, retriever)
+            return sequence
+
+        return self._inbox.ask(opened)
 
     def append(
         self, sequence: TokenSequence, token_ids: Sequence[int], expected_length: int | None = None
@@ -133,6 +156,20 @@ class Engine:
         self._inbox.ask(lambda: self._queue(request))
         return stream
 
+    def recall(
+        self, sequence: TokenSequence, ranges: Sequence[TokenRange], *, remember: bool = False
+    ) -> Ranges:
+        """Bring back these ranges in the next turn. Ranges to be remembered come back in every turn that does
+        not see them, in the place of those remembered so far. The next generate computes them. Returns what
+        it is known to bring back."""
+
+        def name() -> Ranges:
+            self._refuse_when_draining()
+            sequence.rest()
+            return self._recalls.name(sequence, ranges, remember=remember)
+
+        return self._inbox.ask(name)
+
     def read(self, sequence: TokenSequence, view: Callable[[TokenSequence], T]) -> T:
         """A consistent look at a sequence: `view` runs on the engine thread."""
         return self.read_all([sequence], partial(view, sequence))
@@ -156,9 +193,11 @@ class Engine:
 
         def fork() -> TokenSequence:
             sequence.rest()
-            copy = self._open(sequence.owner, tuple(sequence.eos_token_ids), sequence.slab.sink)
+            slab, eos = sequence.slab, tuple(sequence.eos_token_ids)
+            copy = self._open(sequence.owner, eos, slab.pinned, slab.recall)
             with self._released_on_failure(copy):
                 copy.copy_from(sequence)
+                copy.recall = self._recalls.fork(sequence.recall) if sequence.recall is not None else None
             self._beginnings.hold(copy)
             return copy
 
@@ -173,19 +212,27 @@ class Engine:
 
         return self._inbox.ask(export)
 
-    def import_state(self, state: SequenceState, owner: str) -> TokenSequence:
+    def import_state(
+        self, state: SequenceState, owner: str, retriever: Retriever | None = None
+    ) -> TokenSequence:
         """A new sequence that continues where `state` was taken."""
         self._check_tokens(state.tokens.tolist())
 
         def adopt() -> TokenSequence:
-            sequence = self._open(owner, state.eos_token_ids, state.sink)
+            slots = state.recall.slots if state.recall is not None else 0
+            sequence = self._open(owner, state.eos_token_ids, state.sink - slots, slots)
             with self._released_on_failure(sequence):
                 restore(sequence, state)
+                let_search(sequence, retriever)
                 sequence.replace_drafts(self._drafter.restore(state.draft) if self._drafter else None)
             self._beginnings.rests(sequence)
             return sequence
 
         return self._inbox.ask(adopt)
+
+    def take_back(self, sequence: TokenSequence, length: int) -> None:
+        """Undo an append that nothing has followed: the history has `length` tokens again."""
+        self._inbox.ask(lambda: sequence.take_back(length))
 
     def close(self, sequence: TokenSequence) -> int:
         """Cancel what runs, free the slab; returns the final history length."""
@@ -263,12 +310,7 @@ class Engine:
         self._inbox.close()
         if self._thread.ident is not None:
             self._thread.join()
-
-    def _shared_beginnings(self) -> Beginnings:
-        # A proposer that looks at hidden states must see every row computed.
-        is_watched = self._drafter is not None and len(self._drafter.hidden_layers) > 0
-        share = ShareBeginnings.OFF if is_watched else self._config.share_beginnings
-        return Beginnings(share, self._backend.pool, any_cut=self._backend.any_cut, observer=self._observer)
+        self._recalls.close()
 
     # The loop, on the engine thread like all that follows.
 
@@ -295,11 +337,21 @@ class Engine:
         self._inbox.close()
         self._inbox.answer(wait=False)
 
-    def _open(self, owner: str, eos_token_ids: Sequence[int], pinned: int | None) -> TokenSequence:
+    def _open(
+        self,
+        owner: str,
+        eos_token_ids: Sequence[int],
+        pinned: int | None,
+        recall: int = 0,
+        *,
+        clean: bool = True,
+    ) -> TokenSequence:
         self._refuse_when_draining()
-        slab = self._backend.pool.allocate(pinned)
+        slab = self._backend.pool.allocate(pinned, recall, clean=clean)
         draft = self._drafter.new_drafts() if self._drafter else None
-        return TokenSequence(slab, owner, eos_token_ids, draft, self._observer, self._beginnings.release)
+        remembers = SessionRecall() if recall else None
+        leave = self._beginnings.release
+        return TokenSequence(slab, owner, eos_token_ids, draft, self._observer, leave, remembers)
 
     def _queue(self, request: Request) -> None:
         self._refuse_when_draining()
@@ -308,6 +360,7 @@ class Engine:
             raise InvalidArgument("cannot generate on an empty session: append at least one token first")
         if len(self._scheduler.active) >= self._config.max_waiting:
             raise ResourceExhausted(f"{self._config.max_waiting} requests are in flight already")
+        request.recall = self._recalls.begin(request)
         self._scheduler.add(request)
         if self._drafter is not None:
             self._drafter.expect(request)

@@ -4,7 +4,8 @@ The verifier computes a guess in the same pass as the token before it and keeps 
 prefix it would have produced itself, so a proposer can change the speed and never the output.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,10 @@ import torch
 from kakeya.types import SamplingParams
 
 GREEDY = SamplingParams()
+
+
+def worth_nothing(tokens: int) -> float:
+    return 0.0
 
 
 class DraftState(Protocol):
@@ -39,7 +44,8 @@ class DraftRequest:
     """One decoding session that wants guesses: at most `limit` tokens that follow `tokens`.
 
     The generate began behind the first `prompt_length` tokens. Its caller expects `prediction` as the
-    answer, or parts of it. It is empty where nothing was predicted.
+    answer, or parts of it. It is empty where nothing was predicted. A guess is right with this `chance` if
+    those before it were.
     """
 
     state: DraftState
@@ -48,6 +54,26 @@ class DraftRequest:
     sampling: SamplingParams = GREEDY
     prompt_length: int = 0
     prediction: Sequence[int] = ()
+    chance: float = 1.0
+    worth: Callable[[int], float] = worth_nothing
+    """Seconds that it pays to wait for a guess of so many tokens."""
+    patience: float = math.inf
+    """Seconds that it pays to prepare for guesses, such as to read the history: what they are thought to save
+    in the rest of the answer."""
+
+
+class WorksAhead:
+    """A proposer that goes on guessing by itself, elsewhere, and `propose` gives what has arrived.
+
+    It is asked in every step. It is trusted as much as it deserved in other sessions, and once more whenever
+    a generate begins; its silence counts against it.
+    """
+
+    def expect(self, request: DraftRequest) -> None:
+        """A generate begins: what is in its history can be read while the verifier reads it."""
+
+    def close(self) -> None:
+        """The runtime is closed: give back what is not memory. May be called again."""
 
 
 class Proposer(Protocol):
@@ -82,5 +108,7 @@ class Proposer(Protocol):
     def observe(self, state: DraftState, start: int, hidden: Mapping[int, torch.Tensor]) -> None:
         """Hidden states [rows, hidden] of each asked layer for positions start, start + 1, …
 
-        Called once for every position that has become history, in order.
+        Called in order for positions that this session computed and that have become history, once for each.
+        What it copied from another session, or brought along from an import, is not shown, nor what it
+        computed while no draft was near: `start` leaves a gap.
         """

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from kakeya.engine.constraint import Constraint
+from kakeya.engine.recall import TurnRecall
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.stream import EventStream
 from kakeya.errors import InvariantViolation, StepFailed
@@ -92,6 +93,8 @@ class Request:
     accepted: int = 0
     in_flight: int = 0
     """Tokens of launched steps that the host has not read yet."""
+    recall: TurnRecall | None = None
+    """What it brings back of the session's past; None where it is not to."""
     _leave: "Callable[[Request], None]" = _leave_nothing
 
     @property
@@ -103,6 +106,11 @@ class Request:
     def taken_length(self) -> int:
         """How long the history is with what the reader has taken."""
         return self.prompt_length + self.stream.taken
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a device can choose its tokens by itself."""
+        return self.constraint is None and self.sampling.is_plain
 
     @property
     def is_decoding(self) -> bool:
@@ -195,11 +203,17 @@ class Request:
         except InvariantViolation as error:
             self.sequence.fail(error)
             return
+        if self.recall is not None:
+            self.recall.end(self.stream.taken)
         self.sequence.rollback()
         self._end()
 
     def _end(self) -> None:
         self.state = OVER
+        if self.recall is not None:
+            self.recall.leave()
+        if self.sequence.recall is not None and self.stream.taken:
+            self.sequence.recall.answered(self.sequence.committed, self._recall_seconds)
         self._leave(self)
         self.sequence.request = None
         started = self.started_at is not None
@@ -215,6 +229,7 @@ class Request:
 
     def _done(self, reason: StopReason, tokens: int) -> DoneEvent:
         self.ended_at = time.monotonic()
+        recalled = self.sequence.slab.recalled if tokens else ()
         done = DoneEvent(
             stop_reason=reason,
             generated_token_count=tokens,
@@ -223,9 +238,16 @@ class Request:
             cached_token_count=self.cached_tokens,
             accepted_draft_tokens=self.accepted,
             proposed_draft_tokens=self.proposed,
+            recalled=recalled,
+            recalled_token_ids=self.sequence.tokens_of(recalled),
+            recall_duration_seconds=self._recall_seconds,
         )
         self._answer(done)
         return done
+
+    @property
+    def _recall_seconds(self) -> float:
+        return self.recall.seconds if self.recall is not None else 0.0
 
     def _failed(self, error: Exception) -> FailedEvent:
         self.ended_at = time.monotonic()

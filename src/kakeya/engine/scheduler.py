@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from kakeya.config import EngineConfig
-from kakeya.engine.batch import PlannedSegment, decode_segment, prefill_segment
+from kakeya.engine.batch import PlannedSegment, RecallSegment, decode_segment, prefill_segment, recall_segment
 from kakeya.engine.beginnings import GRANULE, Beginnings
 from kakeya.engine.request import FINISHED, Request
 from kakeya.engine.sequence import TokenSequence
@@ -88,13 +88,26 @@ class Scheduler:
 
     def may_repeat(self, segments: Sequence[PlannedSegment]) -> bool:
         """Whether a plan would be these single tokens again: they are all there is, and all may go on."""
-        return len(segments) == len(self._active) and all(map(self._may_run, self._active))
+        if len(segments) != len(self._active):
+            return False
+        return all(map(self._may_run, self._active)) and self.has_room(segments, segments[0].own_drafts)
 
     def repeat(self, segments: Sequence[PlannedSegment]) -> None:
-        """Charge for one more token of each."""
+        """Charge for one more step of each."""
         self._prompt_rows, self._has_streams = 0, True
         for segment in segments:
             self._charge(segment)
+
+    def charge_drafts(self, segments: Sequence[PlannedSegment], drafts: int) -> None:
+        """Charge planned segments for guesses that the backend makes behind each."""
+        for segment in segments:
+            self._served[segment.sequence.owner] += drafts
+            segment.request.served += drafts
+
+    def has_room(self, segments: Sequence[PlannedSegment], drafts: int) -> bool:
+        """Whether the spare slots hold so many guesses behind what is not read yet."""
+        spare = self._config.cache.spare - drafts
+        return all(s.request.stream.unread + s.request.in_flight <= spare for s in segments)
 
     def _remove(self, request: Request) -> None:
         self._active.remove(request)
@@ -182,19 +195,22 @@ class Scheduler:
                 continue
             request.cached_tokens += self._beginnings.copy(sequence)
             block = self._config.block_tokens
-            segment = prefill_segment(request, min(block, room) if self._any_cut else block)
+            segment = _prompt_segment(request, min(block, room) if self._any_cut else block)
             if segment.rows <= room:
-                computed.update(self._beginnings.granules(sequence, segment.start, segment.end))
+                if not isinstance(segment, RecallSegment):
+                    computed.update(self._beginnings.granules(sequence, segment.start, segment.end))
                 return segment
         return None
 
     def _charge(self, segment: PlannedSegment) -> None:
-        rows = segment.rows
+        rows = segment.rows + segment.own_drafts
         self._served[segment.sequence.owner] += rows
         segment.request.served += rows
 
     def _may_run(self, request: Request) -> bool:
         if request.state is FINISHED or request.remaining <= 0:
+            return False
+        if request.recall is not None and not request.recall.may_go_on:
             return False
         # Unread tokens must stay within the spare slots, so that a cancel can take them back.
         spare = self._config.cache.spare - request.in_flight
@@ -211,6 +227,18 @@ class Scheduler:
                 heapq.heappush(turns, (self._served[owner], owner))
 
 
+def _prompt_segment(request: Request, block: int) -> PlannedSegment:
+    """The next rows of a prompt, or of what it brings back before its last ones."""
+    recall = request.recall
+    if recall is None:
+        return prefill_segment(request, block)
+    if recall.is_due:
+        recall.begin()
+    if recall.is_due:
+        return recall_segment(request, recall, block)
+    return prefill_segment(request, recall.limit(block))
+
+
 class _Owned(Protocol):
     @property
     def sequence(self) -> TokenSequence: ...
@@ -220,8 +248,9 @@ T = TypeVar("T", bound=_Owned)
 
 
 def _left(request: Request) -> int:
-    """Tokens of its prompt that nobody has computed, as far as was seen."""
-    return len(request.sequence.tokens) - max(request.sequence.slab.written, request.matched)
+    """Tokens of its prompt that nobody has computed, as far as was seen, and what it is bringing back."""
+    left = len(request.sequence.tokens) - max(request.sequence.slab.written, request.matched)
+    return left if request.recall is None else left + request.recall.left
 
 
 def _by_owner(entries: Iterable[T]) -> dict[str, list[T]]:

@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from kakeya.engine.recall import Ranges, SessionRecall
 from kakeya.engine.session_drafts import SessionDrafts
 from kakeya.engine.slab import KVSlab
 from kakeya.errors import InvariantViolation, SessionBusy, SessionNotFound
@@ -33,6 +34,7 @@ class TokenSequence:
         draft: SessionDrafts | None,
         observer: EngineObserver = UNOBSERVED,
         leave: "Callable[[TokenSequence], None]" = lambda sequence: None,
+        recall: SessionRecall | None = None,
     ) -> None:
         self._leave = leave
         self.slab = slab
@@ -46,10 +48,13 @@ class TokenSequence:
         """How many first tokens were computed as any session would compute them."""
         self.copied = 0
         """Tokens that were copied from other sessions instead of computed."""
+        self.recall = recall
+        """None where nothing is ever brought back."""
         self.request: Request | None = None
         self.error: Exception | None = None
         self.inv1_violations = 0
         self.inv2_violations = 0
+        self.inv4_violations = 0
         self._drops_reported = 0
 
     @property
@@ -62,6 +67,12 @@ class TokenSequence:
         self.tokens.extend(token_ids)
         self.committed = len(self.tokens)
         self._report_evicted()
+
+    def take_back(self, length: int) -> None:
+        """Forget appended tokens that nothing was computed of."""
+        del self.tokens[length:]
+        self.committed = length
+        self._drops_reported = self.dropped
 
     def restore(self, token_ids: Sequence[int]) -> None:
         """Take over a history whose evictions were counted where it was made."""
@@ -76,6 +87,10 @@ class TokenSequence:
         self.shareable = other.shareable
         self.replace_drafts(other.draft.fork() if other.draft is not None else None)
 
+    def tokens_of(self, ranges: Ranges) -> tuple[tuple[int, ...], ...]:
+        """What the history has there."""
+        return tuple(tuple(self.tokens[each.start : each.end]) for each in ranges)
+
     def replace_drafts(self, draft: SessionDrafts | None) -> None:
         """Take over what proposers know of this history."""
         if self.draft is not None:
@@ -86,6 +101,8 @@ class TokenSequence:
         """Make history of what the reader has taken. Raises InvariantViolation when the slab disagrees."""
         if self.request is not None:
             self.committed = self.request.taken_length
+            if self.request.recall is not None:
+                self.request.recall.settle(self.request.stream.taken)
         settled = min(max(self.committed - 1, 0), self.slab.written)
         if settled != self.slab.committed:
             self.slab.commit(settled)
@@ -127,6 +144,7 @@ class TokenSequence:
         log.error("a session failed", exc_info=error)
         self.inv1_violations += error.invariant == "INV-1"
         self.inv2_violations += error.invariant == "INV-2"
+        self.inv4_violations += error.invariant == "INV-4"
         self.error = error
         self.observer.invariant_violated(error.invariant)
         if self.request is not None:

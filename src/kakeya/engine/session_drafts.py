@@ -22,6 +22,8 @@ class Seat:
     name: str
     state: DraftState | None
     acceptance: Acceptance
+    guessed_at: int = -(10**9)
+    """The engine's step when it last had a guess."""
 
     def let(self, act: Callable[[DraftState], T]) -> T | None:
         """What the state does. None, and the session goes on without the proposer, where that fails."""

@@ -5,11 +5,13 @@ A slab keeps the first `sink` positions for ever and the rest in a ring:
     position p < S  lives in slot p
     position p >= S lives in slot S + (p - S) mod (slots - S)
 
-Positions count from 0 and never stop. Tokens are *written* by the backend and *committed* by
+The last `recall` of the S pinned slots may be written anew between turns, with other tokens of the history
+(`recall`). Positions count from 0 and never stop. Tokens are *written* by the backend and *committed* by
 the engine; a rollback forgets what was written but not committed, and cannot fail.
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +21,13 @@ from torch import Tensor
 
 from kakeya.config import CacheConfig, EngineConfig
 from kakeya.engine.device import CPU, free_memory, use_huge_pages
-from kakeya.errors import ConfigError, InvalidArgument, InvariantViolation, ResourceExhausted
+from kakeya.errors import ConfigError, InvalidArgument, InvariantViolation, NoFreeSlab
 from kakeya.models.config import ModelConfig
 from kakeya.models.float_types import FLOAT_TYPES
-from kakeya.types import DType, ShareBeginnings
+from kakeya.types import DType, ShareBeginnings, TokenRange
+
+# Sessions whose recalled slots can be put back at one moment. Others wait for a place.
+_UNDO_PLACES = 4
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,13 @@ class SlabGeometry:
     dtype: DType
     layer_heads: tuple[tuple[int, int], ...] = ()
     """Key heads and their size for each layer, where layers differ; each layer fills the same space."""
+    draft_layers: int = 0
+    """How many of the layers, the last ones, are a drafter's."""
+
+    @property
+    def model_layers(self) -> int:
+        """The layers that are the model's own."""
+        return self.layers - self.draft_layers
 
     def plane(self, layer: int) -> tuple[int, int, int, int]:
         """The shape of one layer's keys and values."""
@@ -66,15 +78,37 @@ class SlabGeometry:
 
     def slots_of(self, positions: npt.NDArray[np.int64], sink: int) -> npt.NDArray[np.int64]:
         """The slot of each position in a slab that keeps `sink` first tokens."""
-        ring = self.cache.slots - sink
-        return np.where(positions < sink, positions, sink + (positions - sink) % ring)
+        return _slots_of(positions, sink, self.cache.slots)
 
 
-def slab_geometry(model: ModelConfig, config: EngineConfig) -> SlabGeometry:
-    """The slabs that `model` needs."""
+def _slots_of(positions: npt.NDArray[np.int64], sink: int, slots: int) -> npt.NDArray[np.int64]:
+    return np.where(positions < sink, positions, sink + (positions - sink) % (slots - sink))
+
+
+def held_positions(
+    slots: int, sink: int, window: int, committed: int, recalled: Sequence[TokenRange] = (), recall: int = 0
+) -> npt.NDArray[np.int64]:
+    """The position that each slot of a slab holds, -1 where it holds none that a next token needs."""
+    held = np.full(slots, -1, dtype=np.int64)
+    first = max(sink, committed - window + 1)
+    live = np.concatenate([np.arange(min(sink, committed)), np.arange(first, committed)])
+    held[_slots_of(live, sink, slots)] = live
+    if recalled:
+        held[sink - recall : sink] = recalled_positions(recalled, sink - recall, recall)
+    return held
+
+
+def slab_geometry(model: ModelConfig, config: EngineConfig, draft_layers: int = 0) -> SlabGeometry:
+    """The slabs that `model` needs, with a drafter on the device of so many layers."""
     layer_heads = tuple((each.kv_heads * model.kv_copies(each), each.head_dim) for each in model.layer_heads)
     return SlabGeometry(
-        model.num_layers, model.num_kv_heads, model.head_dim, config.cache, config.dtype, layer_heads
+        model.num_layers + draft_layers,
+        model.num_kv_heads,
+        model.head_dim,
+        config.cache,
+        config.dtype,
+        layer_heads,
+        draft_layers,
     )
 
 
@@ -87,10 +121,21 @@ def prefix_cache_bytes(config: EngineConfig, geometry: SlabGeometry) -> int:
     return config.capacity * geometry.slab_bytes // 8
 
 
+def undo_places(config: EngineConfig) -> int:
+    """How many sessions may be between recalling something and the first token of their answer."""
+    return min(config.capacity, _UNDO_PLACES) if config.cache.recall else 0
+
+
+def undo_bytes(config: EngineConfig, geometry: SlabGeometry) -> int:
+    """What the copies of recall slots take that can be put back."""
+    return undo_places(config) * config.cache.recall * geometry.bytes_per_token
+
+
 class SlabPool:
     """One allocation of `count` slabs. Allocated and touched once, so resident memory never grows.
 
-    Beside them lie `granules`: room for copies of some slots each, `granule` tokens of a beginning.
+    Beside them lie `granules`: room for copies of some slots each, `granule` tokens of a beginning. And
+    `undo`: room for copies of slots for recall, each as many as a session may have.
 
     `transfers` is held by whoever moves a slab's contents between host and device: one at a time, because
     each takes the memory of another slab.
@@ -109,14 +154,18 @@ class SlabPool:
         self.granule = granule
         self.transfers = threading.Lock()
         available = free_memory(device)
-        if count * geometry.slab_bytes + prefix_bytes > available:
+        places, recall = min(count, _UNDO_PLACES) if geometry.cache.recall else 0, geometry.cache.recall
+        undo = places * recall * geometry.bytes_per_token
+        if count * geometry.slab_bytes + prefix_bytes + undo > available:
             beside = f" and {prefix_bytes:,} bytes of beginnings" if prefix_bytes else ""
+            beside += f" and {undo:,} bytes of copies of recall slots" if undo else ""
             raise ConfigError(
                 f"the KV pool does not fit in memory: {count} slabs x {geometry.slab_bytes:,} bytes{beside}, "
                 f"{available:,} bytes are available"
             )
         self.storage = self._touched(count, geometry.cache.slots)
         self.granules = self._touched(prefix_bytes // (granule * geometry.bytes_per_token), granule)
+        self.undo = self._touched(places, recall)
         self._free = list(range(count - 1, -1, -1))
 
     def _touched(self, count: int, slots: int) -> Tensor:
@@ -137,22 +186,34 @@ class SlabPool:
     def free_count(self) -> int:
         return len(self._free)
 
-    def allocate(self, sink: int | None = None) -> "KVSlab":
-        """Hand out a slab that pins its first `sink` tokens (default: the configured sink)."""
+    def allocate(self, pinned: int | None = None, recall: int = 0, *, clean: bool = True) -> "KVSlab":
+        """Hand out a slab that pins its first `pinned` tokens (default: the configured sink), and has
+        `recall` slots behind them for what is brought back. Whoever does not want it `clean` overwrites all
+        of it."""
         cache = self.geometry.cache
-        sink = cache.sink if sink is None else sink
-        if not 0 <= sink < cache.capacity:
+        pinned = cache.sink if pinned is None else pinned
+        if not 0 <= recall <= cache.recall:
+            allowed = f"from 0 to {cache.recall}" if cache.recall else "0: there are no slots for recall"
+            raise InvalidArgument(f"recall_tokens must be {allowed}, got {recall}")
+        most = cache.capacity - recall - 1
+        if not 0 <= pinned <= most:
+            beside = f" + recall {cache.recall - recall}" if cache.recall else ""
             raise InvalidArgument(
-                f"pinned prefix must be from 0 to {cache.capacity - 1} tokens "
-                f"(sink {cache.sink} + window {cache.window} - 1), got {sink}"
+                f"pinned prefix must be from 0 to {most} tokens "
+                f"(sink {cache.sink} + window {cache.window}{beside} - 1), got {pinned}"
             )
-        if not self._free:
-            raise ResourceExhausted(f"no free slab: all {self.storage.shape[0]} sessions are in use")
-        slab = KVSlab(self, self._free[-1], sink)
+        self.check_free()
+        slab = KVSlab(self, self._free[-1], pinned + recall, recall)
         # Nothing of the last session may be left, not even in slots that no mask lets through.
-        slab.storage.zero_()
+        if clean:
+            slab.storage.zero_()
         self._free.pop()
         return slab
+
+    def check_free(self) -> None:
+        """Raises NoFreeSlab when all are in use."""
+        if not self._free:
+            raise NoFreeSlab(f"no free slab: all {self.storage.shape[0]} sessions are in use")
 
     def release(self, slab: "KVSlab") -> None:
         """Take a slab back; its contents are dead from here on."""
@@ -161,12 +222,20 @@ class SlabPool:
 
 
 class KVSlab:
-    """One session's KV storage: a view into the pool and the bookkeeping of what it holds."""
+    """One session's KV storage: a view into the pool and the bookkeeping of what it holds.
 
-    def __init__(self, pool: SlabPool, index: int, sink: int) -> None:
+    `sink` slots are pinned; the last `recall` of them can be written anew. `recalled` says with what: the
+    tokens of these ranges, and the earliest ones that are neither among them nor pinned, in order of time.
+    """
+
+    def __init__(self, pool: SlabPool, index: int, sink: int, recall: int = 0) -> None:
         self.pool = pool
         self.index = index
         self.sink = sink
+        self.recall = recall
+        self.recalled: tuple[TokenRange, ...] = ()
+        self.untouched = sink
+        """How many of the first slots have always held their own positions."""
         self.written = 0
         self.committed = 0
         self._overwritten: tuple[Tensor, list[Tensor]] | None = None
@@ -174,6 +243,11 @@ class KVSlab:
     @property
     def geometry(self) -> SlabGeometry:
         return self.pool.geometry
+
+    @property
+    def pinned(self) -> int:
+        """The first tokens, which stay for ever."""
+        return self.sink - self.recall
 
     @property
     def window(self) -> int:
@@ -246,11 +320,28 @@ class KVSlab:
 
     def slot_positions(self) -> npt.NDArray[np.int64]:
         """The committed position each slot holds, -1 where it holds none that a next token needs."""
-        held = np.full(self.geometry.cache.slots, -1, dtype=np.int64)
-        first = max(self.sink, self.committed - self.window + 1)
-        live = np.concatenate([np.arange(min(self.sink, self.committed)), np.arange(first, self.committed)])
-        held[self.geometry.slots_of(live, self.sink)] = live
-        return held
+        slots, recalled = self.geometry.cache.slots, self.recalled
+        return held_positions(slots, self.sink, self.window, self.committed, recalled, self.recall)
+
+    def repin(self, ranges: tuple[TokenRange, ...], computed: int) -> None:
+        """The slots for recall hold these ranges now: the first `computed` slots were written for them."""
+        if computed != self.sink:
+            raise InvariantViolation("INV-4", f"slots up to {computed} of {self.sink} hold what was recalled")
+        self.recalled = ranges
+
+    def keep_copy(self, place: int) -> None:
+        """Copy the slots for recall to a place in the pool, from where `put_back` takes them."""
+        for copy, part in self._undo_pairs(place):
+            copy.copy_(part)
+
+    def put_back(self, place: int) -> None:
+        for copy, part in self._undo_pairs(place):
+            part.copy_(copy)
+
+    def _undo_pairs(self, place: int) -> list[tuple[Tensor, Tensor]]:
+        copies = self.geometry.by_slot(self.pool.undo[place])
+        parts = self.by_slot(self.pinned, self.sink)
+        return [(copy[:, :, :, : self.recall], part) for copy, part in zip(copies, parts, strict=True)]
 
     def copy_slots(self, other: "KVSlab", start: int, stop: int) -> None:
         """Take some slots over from another slab of the same pool."""
@@ -261,3 +352,13 @@ class KVSlab:
         """Become a copy of another slab of the same pool and sink (its committed part)."""
         self.storage.copy_(other.storage)
         self.written = self.committed = other.committed
+        self.recalled, self.untouched = other.recalled, other.untouched
+
+
+def recalled_positions(ranges: Sequence[TokenRange], pinned: int, recall: int) -> npt.NDArray[np.int64]:
+    """The position whose token each of `recall` slots holds: those of the ranges, and as many of the earliest
+    others behind the pinned ones as fill the rest. In order of time, so the beginning keeps its slots."""
+    named = np.concatenate([np.arange(0), *(np.arange(each.start, each.end) for each in ranges)])
+    # The first `recall` positions always hold enough that are not named.
+    others = np.setdiff1d(np.arange(pinned, pinned + recall), named, assume_unique=True)
+    return np.sort(np.concatenate([others[: recall - len(named)], named]))

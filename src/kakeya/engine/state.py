@@ -7,7 +7,7 @@ geometry; a file that does not fit is refused before anything changes.
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,13 +18,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kakeya.engine.device import DeviceEvent, deliver, fetch, receive
+from kakeya.engine.recall import Ranges, check_ranges
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import SlabGeometry
-from kakeya.errors import KakeyaError, StateMismatch
+from kakeya.errors import InvalidArgument, KakeyaError, StateMismatch
+from kakeya.types import TokenRange
 
 FORMAT = "kakeya-session"
-VERSION = "1"
+VERSION = "2"
+_READABLE = ("1", VERSION)  # the first knew no recall
 DRAFT_PREFIX = "draft."
+DRAFT_LAYERS = "device.layers"
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,34 @@ class SequenceState:
     """The caller's own text, kept with the state."""
     ready: DeviceEvent | None = None
     """When the device has written the storage; None if it has."""
+    recall: "RecallState | None" = None
+
+
+@dataclass(frozen=True)
+class RecallState:
+    """What a session with slots for recall has beside its slab."""
+
+    slots: int
+    recalled: Ranges
+    remembered: Ranges
+    wanted: Ranges | None
+    turn_from: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "RecallState":
+        facts = json.loads(text)
+        wanted = None if facts["wanted"] is None else _ranges(facts["wanted"])
+        slots, turn_from = int(facts["slots"]), int(facts["turn_from"])
+        return cls(slots, _ranges(facts["recalled"]), _ranges(facts["remembered"]), wanted, turn_from)
+
+
+def _ranges(written: Sequence[Mapping[str, int]]) -> Ranges:
+    if not all(type(each[name]) is int for each in written for name in ("start", "end")):
+        raise ValueError("ranges are not of whole numbers")
+    return tuple(TokenRange(each["start"], each["end"]) for each in written)
 
 
 def snapshot(sequence: TokenSequence, fingerprint: str, notes: str) -> SequenceState:
@@ -55,6 +87,10 @@ def snapshot(sequence: TokenSequence, fingerprint: str, notes: str) -> SequenceS
     parts = slab.geometry.by_slot(slab.storage)
     for copy, part in zip(slab.geometry.by_slot(storage), parts, strict=True):
         copy.index_copy_(3, held, part.index_select(3, held))
+    model_layers = slab.geometry.model_layers
+    draft = dict(sequence.draft.export()) if sequence.draft is not None else {}
+    if slab.geometry.draft_layers:
+        draft[DRAFT_LAYERS] = storage[model_layers:]
     return SequenceState(
         fingerprint,
         geometry_name(slab.geometry),
@@ -62,25 +98,53 @@ def snapshot(sequence: TokenSequence, fingerprint: str, notes: str) -> SequenceS
         slab.committed,
         tuple(sorted(sequence.eos_token_ids)),
         torch.tensor(sequence.tokens, dtype=torch.int32),
-        storage,
+        storage[:model_layers],
         torch.from_numpy(positions),
-        dict(sequence.draft.export()) if sequence.draft is not None else {},
+        draft,
         notes,
         DeviceEvent(slab.pool.device).record(),
+        recall_of(sequence),
     )
+
+
+def recall_of(sequence: TokenSequence) -> RecallState | None:
+    """What a session has beside its slab; None for one without recall."""
+    slab, session = sequence.slab, sequence.recall
+    if session is None:
+        return None
+    return RecallState(slab.recall, slab.recalled, session.remembered, session.wanted, session.turn_from)
 
 
 def restore(sequence: TokenSequence, state: SequenceState) -> None:
     """Fill a fresh sequence from a checked state. Call on the engine thread."""
     slab = sequence.slab
-    slab.storage.copy_(receive(state.storage, state.ready))
+    model_layers = slab.geometry.model_layers
+    slab.storage[:model_layers].copy_(receive(state.storage, state.ready))
+    draft_layers = state.draft.get(DRAFT_LAYERS)
+    if draft_layers is not None and draft_layers.shape == slab.storage[model_layers:].shape:
+        slab.storage[model_layers:].copy_(draft_layers)  # a drafter that has no history guesses worse
     slab.written = slab.committed = state.committed
     sequence.restore(state.tokens.tolist())
+    if state.recall is not None:
+        restore_recall(sequence, state.recall)
 
 
-def geometry_name(geometry: SlabGeometry) -> str:
-    """The geometry in a form that two files can be compared by."""
+def restore_recall(sequence: TokenSequence, kept: RecallState) -> None:
+    """What a session had beside its slab. Call on the engine thread."""
+    session, slab = sequence.recall, sequence.slab
+    if session is not None:
+        slab.recalled, slab.untouched = kept.recalled, slab.pinned
+        session.remembered, session.wanted, session.turn_from = kept.remembered, kept.wanted, kept.turn_from
+
+
+def geometry_name(geometry: SlabGeometry, *, spare: bool = True) -> str:
+    """The geometry in a form that two files can be compared by; without `spare`, with what must agree."""
     facts = asdict(geometry)
+    if not spare:
+        del facts["cache"]["spare"]
+    facts["layers"] -= facts.pop("draft_layers")  # a session moves between servers with and without a drafter
+    if not geometry.cache.recall:
+        del facts["cache"]["recall"]  # as files from before there was recall have it
     if not geometry.layer_heads:
         del facts["layer_heads"]  # as files from before there were such layers have it
     return json.dumps(facts, sort_keys=True)
@@ -98,9 +162,8 @@ def on_host(state: SequenceState) -> SequenceState:
     return replace(state, storage=fetch(state.storage, state.ready), draft=draft, ready=None)
 
 
-def write_state(path: Path, state: SequenceState) -> None:
-    """Write atomically: the old file stays until the new one is whole. Fetches what lies on a device."""
-    state = on_host(state)
+def state_contents(state: SequenceState) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a state file. The state must be on the host."""
     tensors = {
         "tokens": state.tokens,
         "keys": state.storage[:, 0].contiguous(),
@@ -118,7 +181,14 @@ def write_state(path: Path, state: SequenceState) -> None:
         "ring_index": str(_ring_index(state)),
         "eos_token_ids": json.dumps(state.eos_token_ids),
         "notes": state.notes,
+        **({"recall": state.recall.to_json()} if state.recall is not None else {}),
     }
+    return tensors, metadata
+
+
+def write_state(path: Path, state: SequenceState) -> None:
+    """Write atomically: the old file stays until the new one is whole. Fetches what lies on a device."""
+    tensors, metadata = state_contents(on_host(state))
     temporary = ""
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -136,49 +206,92 @@ def read_state(path: Path, fingerprint: str, geometry: SlabGeometry) -> Sequence
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            _check_header(path, metadata, fingerprint, geometry)
+            check_header(str(path), metadata, fingerprint, geometry)
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-        return _parse(metadata, tensors, geometry)
+        return parse_state(metadata, tensors, geometry)
     except (OSError, SafetensorError) as error:
         raise StateMismatch(f"{path} cannot be read as session state: {error}") from error
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, InvalidArgument) as error:
         raise StateMismatch(f"{path} is a damaged session state: {error!r}") from error
 
 
-def _check_header(path: Path, metadata: Mapping[str, str], fingerprint: str, geometry: SlabGeometry) -> None:
-    if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
-        raise StateMismatch(f"{path} is not a {FORMAT} file of version {VERSION}")
+def check_header(source: str, metadata: Mapping[str, str], fingerprint: str, geometry: SlabGeometry) -> None:
+    """Raises StateMismatch for state that another model, geometry or format has made."""
+    if metadata.get("format") != FORMAT or metadata.get("version") not in _READABLE:
+        raise StateMismatch(f"{source} is not a {FORMAT} file of version {' or '.join(_READABLE)}")
     if metadata.get("model") != fingerprint:
         raise StateMismatch(
-            f"{path} belongs to another model or weight format: {metadata.get('model')}, here {fingerprint}"
+            f"{source} belongs to another model or weight format: {metadata.get('model')}, here {fingerprint}"
         )
-    if metadata.get("geometry") != geometry_name(geometry):
+    if not _fits(metadata.get("geometry", ""), geometry):
         raise StateMismatch(
-            f"{path} has another cache geometry: {metadata.get('geometry')}, here {geometry_name(geometry)}"
+            f"{source} has another cache geometry: {metadata.get('geometry')}, here {geometry_name(geometry)}"
         )
 
 
-def _parse(
+def _fits(name: str, geometry: SlabGeometry) -> bool:
+    """Whether slabs of a geometry of this name can be moved into ours: all but the spare slots must agree."""
+    try:
+        theirs, mine = json.loads(name), json.loads(geometry_name(geometry))
+        del theirs["cache"]["spare"], mine["cache"]["spare"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    return bool(theirs == mine)
+
+
+def _in_our_slots(
+    storage: Tensor, positions: Tensor, sink: int, geometry: SlabGeometry
+) -> tuple[Tensor, Tensor]:
+    """The same keys and values, and positions, in the slots where a slab with our spare slots has them."""
+    held = np.flatnonzero(positions.numpy() >= 0)
+    slots = geometry.slots_of(positions.numpy()[held], sink)
+    ours = torch.from_numpy(np.where(held < sink, held, slots))  # what is pinned may be of any position
+    moved = torch.zeros(geometry.model_layers, *geometry.shape[1:], dtype=storage.dtype)
+    theirs = torch.from_numpy(held)
+    for copy, part in zip(geometry.by_slot(moved), geometry.by_slot(storage), strict=True):
+        copy.index_copy_(3, ours, part.index_select(3, theirs))
+    return moved, torch.full((geometry.cache.slots,), -1).index_copy_(0, ours, positions[theirs])
+
+
+def parse_state(
     metadata: Mapping[str, str], tensors: Mapping[str, Tensor], geometry: SlabGeometry
 ) -> SequenceState:
+    """A state whose header was checked. Raises KeyError, ValueError or TypeError for damaged ones."""
     storage = torch.stack([tensors["keys"], tensors["values"]], dim=1)
-    if tuple(storage.shape) != geometry.shape:
-        raise ValueError(f"keys and values have shape {tuple(storage.shape)}, expected {geometry.shape}")
+    positions, sink = tensors["positions"], int(metadata["sink"])
+    expected = (geometry.model_layers, *geometry.shape[1:3], len(positions), geometry.head_dim)
+    if tuple(storage.shape) != expected:
+        raise ValueError(f"keys and values have shape {tuple(storage.shape)}, expected {expected}")
+    if len(positions) != geometry.cache.slots:
+        storage, positions = _in_our_slots(storage, positions, sink, geometry)
     state = SequenceState(
         metadata["model"],
-        metadata["geometry"],
-        int(metadata["sink"]),
+        geometry_name(geometry),
+        sink,
         int(metadata["committed"]),
         tuple(json.loads(metadata["eos_token_ids"])),
         tensors["tokens"],
         storage,
-        tensors["positions"],
+        positions,
         {name.removeprefix(DRAFT_PREFIX): t for name, t in tensors.items() if name.startswith(DRAFT_PREFIX)},
         metadata["notes"],
+        recall=RecallState.from_json(metadata["recall"]) if "recall" in metadata else None,
     )
     if not 0 <= state.committed <= max(0, len(state.tokens) - 1):
         raise ValueError(f"{state.committed} tokens computed of a history of {len(state.tokens)}")
+    if state.recall is not None:
+        check_recall(state.recall, state.sink, len(state.tokens))
     return state
+
+
+def check_recall(recall: RecallState, sink: int, length: int) -> None:
+    """Raises ValueError or InvalidArgument for what a session of `length` tokens cannot have recalled."""
+    if not 0 < recall.slots <= sink or not 0 <= recall.turn_from <= length:
+        raise ValueError(f"{recall} in a session that pins {sink} of {length} tokens")
+    for ranges in (recall.recalled, recall.remembered, recall.wanted or ()):
+        check_ranges(ranges, length)
+        if sum(each.length for each in ranges) > recall.slots:
+            raise ValueError(f"{ranges} in {recall.slots} slots")
 
 
 def _ring_index(state: SequenceState) -> int:

@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 
 from kakeya.config import EngineConfig
 from kakeya.engine.backend import Backend, Failed, LaunchedStep, StepResult, raise_if_lost
-from kakeya.engine.batch import PENDING, PlannedSegment
+from kakeya.engine.batch import PENDING, PlannedSegment, RecallSegment
 from kakeya.engine.beginnings import Beginnings
 from kakeya.engine.constraint import is_last
 from kakeya.engine.drafting import Drafter, accepted
+from kakeya.engine.own_drafts import NAME as OWN_DRAFTS, OwnDrafts
 from kakeya.engine.request import QUEUED, Request
 from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.scheduler import Scheduler
+from kakeya.errors import InvariantViolation
 from kakeya.types import StopReason, TokenEvent, TruncatedEvent
 
 log = logging.getLogger(__name__)
@@ -37,8 +39,15 @@ class _Step:
     changes: int = 0
     offset: int = 0
 
+    @property
+    def own_drafts(self) -> int:
+        """How many tokens the backend guesses for each segment."""
+        return self.segments[0].own_drafts
+
     def moved(self) -> Sequence[PlannedSegment]:
-        """The segments where this step has them."""
+        """The segments where this step has them. Call it when the steps before have been judged."""
+        if self.own_drafts:
+            return [_at_the_end(segment) for segment in self.segments]
         if not self.offset:
             return self.segments
         return [replace(s, start=s.start + self.offset, tokens=[PENDING]) for s in self.segments]
@@ -57,6 +66,8 @@ class Stepper:
     ) -> None:
         self._backend, self._config, self._scheduler, self._drafter = backend, config, scheduler, drafter
         self._beginnings = beginnings
+        counts = backend.draft_counts
+        self._own_drafts = OwnDrafts(counts, backend.most_drafting) if counts else None
         self._in_flight: _Step | None = None
 
     @property
@@ -67,7 +78,12 @@ class Stepper:
     def step(self) -> None:
         """Launch the next step, then judge the one before it, or this one if it must not be followed."""
         began, before = time.perf_counter(), self._in_flight
-        step = self._in_flight = self._repeat(before) or self._launch(self._plan())
+        step = self._repeat(before)
+        if step is None and before is not None and before.own_drafts:
+            self._in_flight = None
+            self._judge(before)  # only then is it known where it ended
+            before = None
+        step = self._in_flight = step or self._launch(self._plan())
         if before is not None:
             self._judge(before)
         if step is not None and step is self._in_flight and not step.may_be_followed:
@@ -79,6 +95,8 @@ class Stepper:
     def _learn(self, step: _Step, seconds: float) -> None:
         """A step has taken so long, with its planning."""
         self._scheduler.learn(seconds)
+        if self._own_drafts is not None and step.may_be_followed:
+            self._own_drafts.learn(len(step.segments), step.own_drafts, seconds)
         if self._drafter is not None and all(s.logit_rows == s.rows for s in step.segments):
             self._drafter.learn(sum(segment.rows for segment in step.segments), seconds)
 
@@ -99,29 +117,47 @@ class Stepper:
             return None
         if self._drafter is not None and not self._drafter.rest():
             return None
+        if self._own_count(len(before.segments)) != before.own_drafts:
+            return None
         self._scheduler.repeat(before.segments)
         for segment in before.segments:
-            segment.sequence.slab.written += 1
-            segment.request.in_flight += 1
+            segment.sequence.slab.written += 1 + before.own_drafts
+            segment.request.in_flight += 1 + before.own_drafts
         launched = self._launched(lambda: self._backend.follow(before.launched))
         return replace(before, launched=launched, offset=before.offset + 1)
 
     def _launch(self, segments: Sequence[PlannedSegment]) -> _Step | None:
         if not segments:
             return None
+        drafts = self._count_own_drafts(segments)
+        self._scheduler.charge_drafts(segments, drafts)
         for segment in segments:
+            segment.own_drafts = drafts
             if segment.logit_rows:
-                segment.request.in_flight += 1
+                segment.request.in_flight += 1 + drafts
         try:
             for segment in segments:
-                segment.sequence.slab.reserve(segment.rows)
+                segment.reserve()
             requests = [r for s in segments for r in s.sample_requests(self._config.cache.capacity)]
         except Exception as error:
             return _Step(segments, Failed(error), may_be_followed=False)
-        hidden_layers = self._drafter.hidden_layers if self._drafter else ()
-        launched = self._launched(lambda: self._backend.launch(segments, requests, hidden_layers))
+        hidden_layers = self._drafter.layers_to_see(segments) if self._drafter else ()
+        if drafts:
+            launched = self._launched(lambda: self._backend.launch_drafting(segments, requests, drafts))
+        else:
+            launched = self._launched(lambda: self._backend.launch(segments, requests, hidden_layers))
         followed = self._may_be_followed(segments, requests)
         return _Step(segments, launched, followed, self._scheduler.changes)
+
+    def _own_count(self, sessions: int) -> int:
+        return self._own_drafts.count(sessions) if self._own_drafts is not None else 0
+
+    def _count_own_drafts(self, segments: Sequence[PlannedSegment]) -> int:
+        """How many tokens the backend guesses behind each: only behind single tokens that it may choose by
+        itself, and only as many as a cancel could take back."""
+        count = self._own_count(len(segments))
+        plain = all(s.rows == 1 and s.request.emitted and s.request.is_plain for s in segments)
+        return count if count and plain and self._scheduler.has_room(segments, count) else 0
 
     def _launched(self, launch: Callable[[], LaunchedStep]) -> LaunchedStep:
         """A step that cannot be launched fails when it is judged, after the steps launched before it."""
@@ -147,6 +183,9 @@ class Stepper:
             raise_if_lost(self._backend, error)
             self._retry_alone(step.moved(), error)
             return
+        if step.own_drafts:
+            self._judge_runs(step.segments, result)
+            return
         if step.may_be_followed:
             for segment, token in zip(step.segments, result.sampled, strict=True):
                 if not segment.is_stale:
@@ -159,6 +198,30 @@ class Stepper:
                 self._judge_segment(segment, sampled, result, row)
             row += segment.rows
             logit_row += segment.logit_rows
+
+    def _judge_runs(self, segments: Sequence[PlannedSegment], result: StepResult) -> None:
+        """Emit what each segment of a drafting step got."""
+        first = 0
+        for segment, count in zip(segments, result.runs, strict=True):
+            if not segment.is_stale:
+                self._emit_run(segment, result.sampled[first : first + count])
+            first += count
+
+    def _emit_run(self, segment: PlannedSegment, tokens: Sequence[TokenEvent]) -> None:
+        """The guesses but for the last token were right. Forget what lies behind the last one."""
+        request, sequence, drafts = segment.request, segment.sequence, segment.own_drafts
+        request.in_flight -= 1 + drafts
+        sequence.slab.written -= 1 + drafts - len(tokens)
+        request.count_drafts(OWN_DRAFTS, drafts, len(tokens) - 1)
+        if self._own_drafts is not None:
+            self._own_drafts.judged(drafts, len(tokens) - 1)
+        for token in tokens:
+            sequence.tokens.append(token.token_id)
+            request.emit(token)
+            if self._finish_if_last(request, token):
+                sequence.slab.written = len(sequence.tokens) - 1
+                sequence.settle()
+                return
 
     def _go_on(self, request: Request, token: TokenEvent) -> None:
         """Emit a plain token; if it was the last one, forget what was launched behind it."""
@@ -184,6 +247,9 @@ class Stepper:
         self, segment: PlannedSegment, sampled: Sequence[TokenEvent], result: StepResult, row: int
     ) -> None:
         """From here on a failure is this segment's own: others are committed."""
+        if isinstance(segment, RecallSegment):
+            self._recall(segment)
+            return
         try:
             chosen = accepted(segment, sampled)
         except Exception as error:
@@ -193,6 +259,12 @@ class Stepper:
         if self._drafter is not None:
             self._drafter.observe(segment, result.hidden, slice(row, row + kept))
         self._commit(segment, kept, chosen)
+
+    def _recall(self, segment: RecallSegment) -> None:
+        try:
+            segment.recall.computed(segment.rows)
+        except InvariantViolation as error:
+            segment.request.fail(error)
 
     def _commit(self, segment: PlannedSegment, kept: int, chosen: Sequence[TokenEvent]) -> None:
         """Keep the accepted rows, forget the rest, and emit the chosen tokens."""
@@ -238,3 +310,9 @@ class Stepper:
         if step is not None:
             for segment in step.moved():
                 segment.undo()
+
+
+def _at_the_end(segment: PlannedSegment) -> PlannedSegment:
+    """The segment of a drafting step that comes next: its newest token is the sequence's."""
+    tokens = segment.sequence.tokens
+    return replace(segment, start=len(tokens) - 1, tokens=tokens[-1:])

@@ -1,6 +1,6 @@
 """Between wire messages and the runtime's own nouns."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from kakeya.types import (
     StopReason,
     TokenEvent,
     TokenizerFiles,
+    TokenRange,
     TruncatedEvent,
 )
 from kakeya.wire import runtime_pb2 as pb
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kakeya.runtime import Runtime
 
 DEFAULT_PAGE_SIZE = 100
+PART_BYTES = 2**20
 
 _STOP_REASONS = {
     StopReason.MAX_TOKENS: pb.MAX_TOKENS,
@@ -104,10 +106,41 @@ def session_info(info: SessionInfo) -> pb.GetSessionInfoResponse:
     return pb.GetSessionInfoResponse(**_fields_of(info, pb.GetSessionInfoResponse))
 
 
+def state_parts(file: Sequence[bytes | memoryview]) -> Iterator[pb.StatePart]:
+    """The messages that carry a file."""
+    for each in file:
+        part = memoryview(each)
+        for start in range(0, len(part), PART_BYTES):
+            yield pb.StatePart(data=bytes(part[start : start + PART_BYTES]))
+
+
+async def imported_file(
+    requests: AsyncIterator[pb.ImportSessionRequest], longest: int
+) -> tuple[bytearray, pb.ImportSessionRequest]:
+    """The file that messages carry, and the first of them. Raises InvalidArgument for one too long."""
+    file, first = bytearray(), pb.ImportSessionRequest()
+    async for request in requests:
+        if not file:
+            first = request
+        file += request.data
+        if len(file) > longest:
+            raise InvalidArgument(f"a session of this server has at most {longest:,} bytes, and more came")
+    return file, first
+
+
 def _fields_of(noun: object, kind: type[Message], besides: str = "") -> dict[str, Any]:
     """The attributes of a noun that have the names of the message's fields."""
     names = (field.name for field in kind.DESCRIPTOR.fields)
-    return {name: getattr(noun, name) for name in names if name != besides}
+    given = {name: getattr(noun, name) for name in names if name != besides}
+    return {name: token_ranges(each) if isinstance(each, tuple) else each for name, each in given.items()}
+
+
+def token_ranges(ranges: Sequence[TokenRange]) -> list[pb.TokenRange]:
+    return [pb.TokenRange(start=each.start, end=each.end) for each in ranges]
+
+
+def ranges_of(request: pb.RecallTokensRequest) -> list[TokenRange]:
+    return [TokenRange(each.start, each.end) for each in request.ranges]
 
 
 def server_info(runtime: "Runtime") -> pb.GetServerInfoResponse:
@@ -124,10 +157,18 @@ def server_info(runtime: "Runtime") -> pb.GetServerInfoResponse:
         window=facts.window,
         capacity=facts.capacity,
         kv_bytes_per_session=facts.session_bytes,
-        features=["fork", "list", "logprobs", "request-ids", f"{facts.numerics}-numerics"],
+        features=_features(runtime),
         eos_token_ids=model.eos_token_ids,
         proposer=facts.proposer,
+        recall_tokens=facts.recall,
     )
+
+
+def _features(runtime: "Runtime") -> list[str]:
+    facts = runtime.describe()
+    found = ["fork", "list", "logprobs", "request-ids", "export", f"{facts.numerics}-numerics"]
+    found += ["recall"] if facts.recall else []
+    return found + (["durable"] if runtime.settings.state is not None else [])
 
 
 def tokenizer(files: TokenizerFiles) -> pb.GetTokenizerResponse:

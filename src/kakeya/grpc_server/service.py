@@ -1,15 +1,14 @@
-"""The nine calls of RuntimeService: the caller's key, the runtime's answer, the status."""
+"""The calls of RuntimeService: the caller's key, the runtime's answer, the status."""
 
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from kakeya.errors import ERROR_NAME_KEY, KakeyaError, Unavailable
+from kakeya.errors import Unavailable
 from kakeya.grpc_server import messages
-from kakeya.grpc_server.status import status_code, status_details
+from kakeya.grpc_server.status import Context, statuses
 from kakeya.serving.commons import Commons
 from kakeya.serving.keys import KeyRing
 from kakeya.serving.reader import EventReader, EventSource
@@ -20,12 +19,7 @@ from kakeya.wire import runtime_pb2 as pb, runtime_pb2_grpc
 if TYPE_CHECKING:  # torch takes a second to import, and the server listens before that
     from kakeya.runtime import Runtime
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
-
-# The classes of grpc.aio are generic for the type checker alone.
-Context = Any
 
 
 @dataclass(frozen=True)
@@ -57,6 +51,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
                 client_label=request.client_label,
                 eos_token_ids=messages.eos_token_ids(request),
                 pinned_prefix_tokens=messages.optional(request, "pinned_prefix_tokens"),
+                recall_tokens=request.recall_tokens,
                 request_id=request.request_id,
             )
             close = partial(caller.runtime.close_session, owner=caller.owner)
@@ -98,6 +93,20 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
             finally:
                 self._streams.discard(stream)
 
+    async def RecallTokens(
+        self, request: pb.RecallTokensRequest, context: Context
+    ) -> pb.RecallTokensResponse:
+        async with self._caller(context) as caller:
+            ranges = await self._workers.call(
+                caller.runtime.recall,
+                request.session_id,
+                messages.ranges_of(request),
+                remember=request.remember,
+                owner=caller.owner,
+                request_id=request.request_id,
+            )
+            return pb.RecallTokensResponse(ranges=messages.token_ranges(ranges))
+
     async def GetSessionInfo(
         self, request: pb.GetSessionInfoRequest, context: Context
     ) -> pb.GetSessionInfoResponse:
@@ -125,6 +134,31 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
 
             session_id, length = await self._new_session(caller, fork, close, request.request_id)
             return pb.ForkSessionResponse(session_id=session_id, history_length=length)
+
+    async def ExportSession(self, request: pb.ExportSessionRequest, context: Context) -> None:
+        async with self._caller(context) as caller:
+            export = partial(caller.runtime.export_bytes, request.session_id, owner=caller.owner)
+            for part in messages.state_parts(await self._workers.call(export)):
+                await context.write(part)
+
+    async def ImportSession(
+        self, requests: AsyncIterator[pb.ImportSessionRequest], context: Context
+    ) -> pb.ImportSessionResponse:
+        async with self._caller(context) as caller:
+            file, first = await messages.imported_file(requests, caller.runtime.longest_import)
+            bring_in = partial(
+                caller.runtime.import_bytes,
+                file,
+                owner=caller.owner,
+                client_label=first.client_label,
+                request_id=first.request_id,
+            )
+
+            def close(late: tuple[str, int]) -> None:
+                caller.runtime.close_session(late[0], owner=caller.owner)
+
+            session_id, length = await self._new_session(caller, bring_in, close, first.request_id)
+            return pb.ImportSessionResponse(session_id=session_id, history_length=length)
 
     async def ListSessions(
         self, request: pb.ListSessionsRequest, context: Context
@@ -161,16 +195,11 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
     @asynccontextmanager
     async def _caller(self, context: Context) -> AsyncIterator[Caller]:
         """The caller, once the key is checked and the model is there. Errors inside become the status."""
-        try:
+        async with statuses(context):
             owner = self._keys.owner_of(context.invocation_metadata() or ())
             if self.runtime is None:
                 raise Unavailable("the model is still loading")
             yield Caller(owner, self.runtime)
-        except KakeyaError as error:
-            await _abort(context, error)
-        except Exception as error:
-            log.exception("a call failed")
-            await _abort(context, error)
 
     async def _new_session(
         self, caller: Caller, make: Callable[[], T], close: Callable[[T], object], request_id: str
@@ -208,8 +237,3 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
 
 def _was_cancelled(event: object) -> bool:
     return isinstance(event, DoneEvent) and event.stop_reason is StopReason.CANCELLED
-
-
-async def _abort(context: Context, error: Exception) -> None:
-    name = type(error).__name__ if isinstance(error, KakeyaError) else "InternalError"
-    await context.abort(status_code(error), status_details(error), ((ERROR_NAME_KEY, name),))

@@ -1,15 +1,24 @@
 """Errors to gRPC statuses: one table."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 
 from kakeya import errors
-from kakeya.errors import KakeyaError
+from kakeya.errors import ERROR_NAME_KEY, KakeyaError
+
+log = logging.getLogger(__name__)
+
+# The classes of grpc.aio are generic for the type checker alone.
+Context = Any
 
 STATUS_CODES: Mapping[type[KakeyaError], grpc.StatusCode] = {
     errors.SessionNotFound: grpc.StatusCode.NOT_FOUND,
     errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.StateMismatch: grpc.StatusCode.INVALID_ARGUMENT,
     errors.SessionBusy: grpc.StatusCode.ABORTED,
     errors.HistoryMismatch: grpc.StatusCode.ABORTED,
     errors.InvariantViolation: grpc.StatusCode.FAILED_PRECONDITION,
@@ -31,3 +40,20 @@ def status_code(error: Exception) -> grpc.StatusCode:
 def status_details(error: Exception) -> str:
     """What the caller is told: our own errors' text. Foreign ones stay in the log."""
     return str(error) if isinstance(error, KakeyaError) else "the server failed; its log says why"
+
+
+@asynccontextmanager
+async def statuses(context: Context) -> AsyncIterator[None]:
+    """What is raised inside becomes the status of the call."""
+    try:
+        yield
+    except KakeyaError as error:
+        await _abort(context, error)
+    except Exception as error:
+        log.exception("a call failed")
+        await _abort(context, error)
+
+
+async def _abort(context: Context, error: Exception) -> None:
+    name = type(error).__name__ if isinstance(error, KakeyaError) else "InternalError"
+    await context.abort(status_code(error), status_details(error), ((ERROR_NAME_KEY, name),))

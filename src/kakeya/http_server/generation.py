@@ -1,7 +1,7 @@
 """One generate of the engine, read as text on the event loop."""
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -15,12 +15,21 @@ from kakeya.types import DoneEvent, Event, FailedEvent, SamplingParams, StopReas
 
 
 @dataclass(frozen=True)
+class RecalledText:
+    """A piece of the history that had left the window and was seen again."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Usage:
     """What one or more generates took.
 
     `prompt_tokens` is the whole history when it began, `cached_tokens` the part that was computed before, and
-    `dropped_tokens` the part that has left the window by its end. Of the guesses of a proposer that were
-    verified, so many were right and so many wrong.
+    `dropped_tokens` the part that has left the window by its end. Of what left it, `recalled_tokens` were
+    seen again. Of the guesses of a proposer that were verified, so many were right and so many wrong.
     """
 
     prompt_tokens: int = 0
@@ -29,6 +38,8 @@ class Usage:
     dropped_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    recalled_tokens: int = 0
+    recalled: tuple[RecalledText, ...] = ()
 
     def to_chat(self) -> dict[str, Any]:
         return {
@@ -41,6 +52,7 @@ class Usage:
                 "rejected_prediction_tokens": self.rejected_prediction_tokens,
             },
             "dropped_tokens": self.dropped_tokens,
+            "recalled_tokens": self.recalled_tokens,
         }
 
     def to_responses(self) -> dict[str, Any]:
@@ -54,6 +66,8 @@ class Usage:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "dropped_tokens": self.dropped_tokens,
+            "recalled_tokens": self.recalled_tokens,
+            **({"recalled": [asdict(each) for each in self.recalled]} if self.recalled else {}),
         }
 
 
@@ -174,9 +188,18 @@ class Answer:
             completion_tokens=self._text.token_count,
             cached_tokens=self._done.cached_token_count,
             dropped_tokens=max(0, history - self._runtime.config.cache.capacity),
+            recalled_tokens=self._done.recalled_tokens,
+            recalled=self._recalled(self._done),
             accepted_prediction_tokens=self._done.accepted_draft_tokens,
             rejected_prediction_tokens=self._done.proposed_draft_tokens - self._done.accepted_draft_tokens,
         )
+
+    def _recalled(self, done: DoneEvent) -> tuple[RecalledText, ...]:
+        decode, pieces = (
+            self._runtime.tokenizer.decode,
+            zip(done.recalled, done.recalled_token_ids, strict=True),
+        )
+        return tuple(RecalledText(each.start, each.end, decode(token_ids)) for each, token_ids in pieces)
 
     async def begin(self) -> None:
         """Start the engine's work, if that was not done yet."""

@@ -76,7 +76,8 @@ class TextSessions:
         self, owner: str, messages: Sequence[Message], tools: Sequence[Tool] = (), label: str = ""
     ) -> TextSession:
         """A new session with the whole prompt in its history, the system message and the tools pinned, up
-        to half the slab. Leaves no session behind if anything fails.
+        to half the slab. It recalls what left its window, where the server does. Leaves no session behind if
+        anything fails.
 
         Raises InvalidArgument when the template refuses, ResourceExhausted when there is no slab.
         """
@@ -88,7 +89,7 @@ class TextSessions:
             opening = prompter.opening_tokens(messages, written)
             pinned = pinned_tokens(opening, cache.sink, cache.window)
             session = TextSession(owner, prompter.end_token_ids, tuple(messages), tools=written)
-            return self._fill(session, token_ids, pinned, label)
+            return self._fill(session, token_ids, pinned, label, cache.recall)
 
         return await self._open(owner, start)
 
@@ -179,7 +180,7 @@ class TextSessions:
         return await self.state.eviction.until_taken(self.runtime, owner, take, _NoSlab)
 
     def _fill(
-        self, session: TextSession, token_ids: Sequence[int], pinned: int | None, label: str
+        self, session: TextSession, token_ids: Sequence[int], pinned: int | None, label: str, recall: int = 0
     ) -> TextSession:
         """The same with a session of the runtime's, which holds `token_ids`. Runs on a worker."""
         with _no_slab():
@@ -188,6 +189,7 @@ class TextSessions:
                 client_label=label,
                 eos_token_ids=sorted(session.end_token_ids),
                 pinned_prefix_tokens=pinned,
+                recall_tokens=recall,
             )
         try:
             session.history_length = self.runtime.append(session.session_id, token_ids, owner=session.owner)

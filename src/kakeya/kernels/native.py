@@ -189,12 +189,18 @@ class Kernels:
         return y
 
     def linear(
-        self, x: Tensor, w: PackedMatrix, bias: Tensor | None = None, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        w: PackedMatrix,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """residual + x w^T + bias, as [M, N]: x [M, K] is rounded to 8 bits, by groups of 32 columns or of
-        256 as the format asks; the products are exact integers, their sums float32."""
+        """residual + x w^T + bias, as [M, N], in `out` or new: x [M, K] is rounded to 8 bits, by groups of 32
+        columns or of 256 as the format asks; the products are exact integers, their sums float32."""
         rows = row_count(x, w.columns)
-        y = torch.empty((rows, w.outputs), dtype=_FLOAT)
+        y = torch.empty((rows, w.outputs), dtype=_FLOAT) if out is None else out
+        y_at = address(y, "out", (rows, w.outputs))
         if rows:
             self._native.linear(
                 w.handle,
@@ -203,7 +209,7 @@ class Kernels:
                 rows,
                 0 if bias is None else address(bias, "bias", (w.outputs,)),
                 0 if residual is None else address(residual, "residual", (rows, w.outputs)),
-                y.data_ptr(),
+                y_at,
             )
         return y
 
@@ -303,7 +309,8 @@ class Kernels:
         rows = row_count(hidden, shape.hidden, "hidden")
         address(hidden, "hidden", (rows, shape.hidden))
         plane = (2, shape.kv_heads, attention.pool.shape[4], shape.head_dim)
-        check_pool(attention.pool, plane, len(network.layers) - 1, attention.capacity)
+        last = attention.first_layer + len(network.layers) - 1
+        check_pool(attention.pool, plane, last, attention.capacity)
         check_segments(attention.segments, attention.sinks)
         if len(attention.tables) != len(network.layers):
             raise ValueError(f"{len(attention.tables)} tables for {len(network.layers)} layers")

@@ -8,17 +8,14 @@ from torch import Tensor
 from kakeya.kernels.network import AttentionContext
 from kakeya.models.config import LayerHeads, ModelConfig
 from kakeya.models.embedding import Embedding
+from kakeya.models.fused import FusedLayers, Tap
 from kakeya.models.layer import Layer
-from kakeya.models.linear import Linear
+from kakeya.models.linear import Linear, PackedLinear
 from kakeya.models.row_ops import RowOps, softcap
 
 # attend(layer, q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]) -> [rows, heads * head_dim],
 # with the heads of that layer. q and k are not rotated yet; all three may be views with a row stride.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-# fused(hidden, attention): all layers in one call, hidden changed in place.
-FusedLayers = Callable[[Tensor, AttentionContext], None]
-# tap(layer, hidden): shown each layer's output, float32 [rows, hidden].
-Tap = Callable[[int, Tensor], None]
 
 
 class Decoder:
@@ -49,9 +46,15 @@ class Decoder:
         self._heads = [config.heads_of(layer) for layer in range(config.num_layers)]
         self._ones = {heads.head_dim: torch.ones(heads.head_dim) for heads in self._heads}
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """What the first layer is given, new float32 rows [n, hidden]."""
+        hidden = self._embedding(token_ids)
+        scale = self.config.embed_scale
+        return hidden if scale == 1.0 else hidden.mul_(scale)
+
     def forward(self, token_ids: Tensor, attend: Attend, tap: Tap | None = None) -> Tensor:
         """The hidden state of each row after the final norm, float32 [rows, hidden]."""
-        hidden = self._embed(token_ids)
+        hidden = self.embed(token_ids)
         for index, layer in enumerate(self._layers):
             hidden = self._attention_block(index, layer, hidden, attend)
             hidden = self._mlp_block(layer, hidden)
@@ -61,16 +64,22 @@ class Decoder:
                 tap(index, hidden)
         return self._normed(hidden, self._final_norm)
 
-    def forward_fused(self, token_ids: Tensor, attention: AttentionContext) -> Tensor:
-        """The same bits as `forward`, where `fused` is there."""
+    def forward_fused(
+        self,
+        token_ids: Tensor,
+        attention: AttentionContext,
+        tap: Tap | None = None,
+        tapped: Sequence[int] = (),
+    ) -> Tensor:
+        """The same bits as `forward`, where `fused` is there; only the layers `tapped` are shown."""
         assert self.fused is not None
-        hidden = self._embed(token_ids)
-        self.fused(hidden, attention)
+        hidden = self.embed(token_ids)
+        self.fused(hidden, attention, tap, tapped)
         return self._normed(hidden, self._final_norm)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [n, vocab] for final hidden states [n, hidden]."""
-        logits = self._head(hidden)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """float32 [n, vocab] for final hidden states [n, hidden]. In `out` where kernels can write there."""
+        logits = self._head(hidden, out=out) if isinstance(self._head, PackedLinear) else self._head(hidden)
         cap = self.config.logit_softcap
         return logits if cap is None else softcap(logits, cap)
 
@@ -79,11 +88,6 @@ class Decoder:
         matrices = [matrix for layer in self._layers for matrix in layer.matrices.values()]
         formats = dict.fromkeys(name for matrix in matrices for name in matrix.formats)
         return f"{' and '.join(formats)} (layers), {' and '.join(self._head.formats)} (head)"
-
-    def _embed(self, token_ids: Tensor) -> Tensor:
-        hidden = self._embedding(token_ids)
-        scale = self.config.embed_scale
-        return hidden if scale == 1.0 else hidden.mul_(scale)
 
     def _attention_block(self, index: int, layer: Layer[Linear], hidden: Tensor, attend: Attend) -> Tensor:
         q, k, v = self._split_heads(self._heads[index], layer.qkv(self._normed(hidden, layer.input_norm)))

@@ -1,12 +1,46 @@
 """Runs a decoder's layers as one native call, where the kernels can compute all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
 
 from kakeya.kernels import Kernels
-from kakeya.kernels.network import Network, NetworkLayer, NetworkProjection, NetworkShape
+from kakeya.kernels.network import AttentionContext, Network, NetworkLayer, NetworkProjection, NetworkShape
 from kakeya.models.config import ModelConfig
 from kakeya.models.layer import Layer
 from kakeya.models.linear import Linear, PackedLinear
+
+# tap(layer, hidden): shown a layer's output, float32 [rows, hidden].
+Tap = Callable[[int, Tensor], None]
+
+
+class FusedLayers:
+    """All layers in one native call, or in a few with taps in between."""
+
+    def __init__(self, kernels: Kernels, network: Network) -> None:
+        self._kernels, self._network = kernels, network
+        self._parts: dict[tuple[int, int], Network] = {}
+
+    def __call__(
+        self, hidden: Tensor, attention: AttentionContext, tap: Tap | None = None, tapped: Sequence[int] = ()
+    ) -> None:
+        """Change hidden to what it is after the last layer. `tap` is shown the layers `tapped`."""
+        if tap is None:
+            self._kernels.run_network(self._network, hidden, attention)
+            return
+        first, count = 0, len(self._network.layers)
+        for layer in sorted(tapped):
+            self._run(first, layer + 1, hidden, attention)
+            tap(layer, hidden)
+            first = layer + 1
+        if first < count:
+            self._run(first, count, hidden, attention)
+
+    def _run(self, first: int, end: int, hidden: Tensor, attention: AttentionContext) -> None:
+        if (first, end) not in self._parts:
+            layers = self._network.layers[first:end]
+            self._parts[first, end] = self._kernels.network(self._network.shape, layers)
+        self._kernels.run_network(self._parts[first, end], hidden, attention.of_layers(first, end))
 
 
 def fused_network(kernels: Kernels, config: ModelConfig, layers: Sequence[Layer[Linear]]) -> Network | None:

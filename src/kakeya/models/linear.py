@@ -69,8 +69,8 @@ class PackedLinear:
         self.bias = bias
         self._linear = kernels.linear
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return self._linear(x, self.matrix, self.bias, residual)
+    def __call__(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        return self._linear(x, self.matrix, self.bias, residual, out)
 
 
 class StackedLinear:

@@ -10,10 +10,10 @@ from torch import Tensor
 from kakeya.kernels import Kernels, PackedPart
 from kakeya.models.blocks import BlockTensor
 from kakeya.models.checkpoint import Checkpoint
-from kakeya.models.decoder import Decoder, FusedLayers
+from kakeya.models.decoder import Decoder
 from kakeya.models.embedding import Embedding, block_rows, dense_rows
 from kakeya.models.float_types import FLOAT_NAMES, FLOAT_TYPES
-from kakeya.models.fused import fused_network
+from kakeya.models.fused import FusedLayers, fused_network
 from kakeya.models.layer import Layer
 from kakeya.models.linear import Linear, PackedLinear, StackedLinear, dense_linear, quantized_linear
 from kakeya.models.packed import packed_parts
@@ -98,7 +98,7 @@ class _Loader:
         if self._kernels is None:
             return None
         network = fused_network(self._kernels, self._config, layers)
-        return None if network is None else partial(self._kernels.run_network, network)
+        return None if network is None else FusedLayers(self._kernels, network)
 
     def _pack(self, matrices: Mapping[str, StoredMatrix]) -> None:
         if self._kernels is None:

@@ -1,17 +1,21 @@
 """A smaller model with the same tokenizer as proposer, on slabs of its own: bounded as the verifier's are."""
 
+import time
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from kakeya.engine.backend import Backend
 from kakeya.engine.batch import Segment
+from kakeya.engine.blend import blend
 from kakeya.engine.proposer import DraftRequest
 from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import SlabPool
+from kakeya.proposers.sampling import sample_request
 
 _READ_AT_ONCE = 32
+_FEW = 10  # tokens that are read without a thought: a draft that was right, and what followed it
 
 
 class ModelState:
@@ -96,7 +100,8 @@ class ModelState:
 class SmallModel:
     """Guesses what a small model would say, chosen with the verifier's own random numbers.
 
-    It reads at most `at_once` tokens of histories before a step, so that streams go on while it catches up.
+    It reads at most `at_once` tokens of histories before a step, so that streams go on while it catches up,
+    and nothing of a history that takes longer to read than guesses are thought to save.
     """
 
     name = "model"
@@ -106,6 +111,8 @@ class SmallModel:
     def __init__(self, backend: Backend, max_draft: int, at_once: int = _READ_AT_ONCE) -> None:
         self._backend, self._at_once = backend, at_once
         self.max_draft = max_draft
+        self._reach = backend.pool.geometry.cache.capacity
+        self._read_seconds = 0.0  # for a token of a history
 
     def new_state(self) -> ModelState:
         return ModelState(self._backend.pool)
@@ -132,15 +139,23 @@ class SmallModel:
             _state(request).settle(request.tokens)
         room, segments, going, samples = max(self._at_once, len(requests)), [], [], []
         for place in sorted(range(len(requests)), key=lambda place: _behind(requests[place])):
-            if room:
-                request = requests[place]
+            request = requests[place]
+            if room and self._pays(request):
                 segments.append(_state(request).read(request.tokens, room))
                 room -= segments[-1].rows
                 if segments[-1].logit_rows:
                     going.append(place)
-                    samples.append(self._sample_request(request, ()))
+                    samples.append(sample_request(request, (), self._reach))
+        began, rows = time.perf_counter(), sum(segment.rows for segment in segments)
         self._run(segments, samples, guesses, going)
+        if rows > _FEW:
+            self._read_seconds = blend(self._read_seconds, (time.perf_counter() - began) / rows)
         return going
+
+    def _pays(self, request: DraftRequest) -> bool:
+        """Whether what it has not read yet is read in less time than guesses will save."""
+        behind = _behind(request)
+        return behind <= _FEW or behind * self._read_seconds <= request.patience
 
     def _one_more(
         self, requests: Sequence[DraftRequest], guesses: Sequence[list[int]], going: Sequence[int]
@@ -150,7 +165,7 @@ class SmallModel:
         for place in going:
             request = requests[place]
             segments.append(_state(request).go_on(guesses[place][-1]))
-            samples.append(self._sample_request(request, guesses[place]))
+            samples.append(sample_request(request, guesses[place], self._reach))
         self._run(segments, samples, guesses, going)
 
     def _run(
@@ -164,13 +179,6 @@ class SmallModel:
             chosen = self._backend.launch(segments, samples).result().sampled
             for place, token in zip(going, chosen, strict=True):
                 guesses[place].append(token.token_id)
-
-    def _sample_request(self, request: DraftRequest, guessed: Sequence[int]) -> SampleRequest:
-        sampling, position = request.sampling, len(request.tokens) + len(guessed)
-        if not sampling.has_penalties:
-            return SampleRequest(sampling, position)
-        reach = self._backend.pool.geometry.cache.capacity
-        return SampleRequest(sampling, position, [*request.tokens[-reach:], *guessed][-reach:])
 
 
 def _behind(request: DraftRequest) -> int:

@@ -1,53 +1,143 @@
 """Opens the proposers that a configuration asks for."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from kakeya.config import MODEL, NO_PROPOSER, EngineConfig, ProposerChoice
+from kakeya import kernels as native
+from kakeya.config import DRAFTER, MODEL, NO_PROPOSER, REMOTE, EngineConfig, ProposerChoice
 from kakeya.engine.backends import held_bytes
+from kakeya.engine.cpu.backend import CpuBackend
+from kakeya.engine.cuda.memory import drafter_bytes
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.slab import slab_geometry
 from kakeya.errors import ConfigError
 from kakeya.loading import LoadedModel, load_model
 from kakeya.models.catalogue import resolve
-from kakeya.models.checkpoint import open_checkpoint
+from kakeya.models.checkpoint import Checkpoint, open_checkpoint
+from kakeya.models.config import ModelConfig
+from kakeya.models.drafter import StoredDrafter, read_drafter
+from kakeya.proposers.draft_states import state_bytes
+from kakeya.proposers.drafter import TrainedDrafter
 from kakeya.proposers.model import SmallModel
 from kakeya.proposers.ngram import LookUp
-from kakeya.types import ShareBeginnings
+from kakeya.proposers.shipped import shipped_drafter
+from kakeya.types import BackendChoice, ShareBeginnings
+
+log = logging.getLogger(__name__)
 
 
 def open_proposers(model: LoadedModel) -> tuple[LoadedModel, Sequence[Proposer]]:
     """The proposers for a loaded model, and the model with what there is to say about them.
 
-    Raises ModelError, and ConfigError for a small model with another tokenizer or without room in memory.
+    Raises ModelError, and ConfigError for a small model with another tokenizer or without room in memory, and
+    for a drafter where the package has none or the backend runs none, and for a remote proposer that does not
+    fit. One that does not answer is tried again in the background.
     """
     proposers: list[Proposer] = []
     facts, config = model.facts, model.config
     for choice in config.proposers:
         if choice.kind == MODEL:
             small = _open_small_model(choice, model)
-            facts = replace(facts, proposer_bytes=small.facts.pool_bytes)
+            facts = replace(facts, proposer_bytes=facts.proposer_bytes + small.facts.pool_bytes)
             proposers.append(SmallModel(small.backend, config.draft_tokens))
+        elif choice.kind == REMOTE:
+            proposers.append(_open_remote(choice, model))
+        elif choice.kind == DRAFTER and not isinstance(model.backend, CpuBackend):
+            continue  # it runs inside the backend
+        elif choice.kind == DRAFTER:
+            drafter = _open_drafter(choice, model)
+            facts = replace(facts, proposer_bytes=facts.proposer_bytes + drafter.memory.nbytes)
+            proposers.append(drafter)
         else:
             proposers.append(LookUp(config.draft_tokens))
-    if proposers:
+    if config.proposers:
         names = "+".join(map(str, config.proposers))
         facts = replace(facts, proposer=names, draft_tokens=config.draft_tokens)
     return replace(model, facts=facts), proposers
 
 
-def proposer_memory(config: EngineConfig) -> tuple[int, int]:
-    """Bytes that a small model takes: for its weights, and for each session. Its backend must be chosen."""
+def proposer_memory(config: EngineConfig, verifier: Checkpoint | None, name: str) -> tuple[int, int]:
+    """Bytes that proposers take: for their weights, and for each session. The backend must be chosen.
+
+    Raises ConfigError for proposers that need the `verifier` where there is none.
+    """
+    weights, each = 0, 0
     for choice in config.proposers:
         if choice.kind == MODEL:
             checkpoint = open_checkpoint(resolve(choice.path, config=config))
-            geometry = slab_geometry(checkpoint.config, config)
-            return held_bytes(checkpoint, config), geometry.slab_bytes
-    return 0, 0
+            weights += held_bytes(checkpoint, config)
+            each += slab_geometry(checkpoint.config, config).slab_bytes
+        elif choice.kind == DRAFTER:
+            if verifier is None:
+                raise needs_verifier(choice)
+            stored = stored_drafter(choice, verifier.config, verifier.fingerprint, name)
+            for_all, for_one = _drafter_memory(stored, verifier.config, config)
+            weights += for_all
+            each += for_one
+    return weights, each
+
+
+def _drafter_memory(stored: StoredDrafter, model: ModelConfig, config: EngineConfig) -> tuple[int, int]:
+    if config.backend is not BackendChoice.CUDA:
+        in_8_bits = sum(tensor.numel() for tensor in stored.tensors.values())
+        return in_8_bits, state_bytes(stored.config, config)
+    slab, layers = slab_geometry(model, config).slab_bytes, stored.config.layers
+    return drafter_bytes(model, config, stored.config), slab // model.num_layers * layers
+
+
+def device_drafter(checkpoint: Checkpoint, config: EngineConfig, name: str) -> StoredDrafter | None:
+    """The drafter that a CUDA backend runs by itself, if the configuration asks for one.
+
+    Raises ModelError, and ConfigError for one that it cannot run.
+    """
+    if config.backend is not BackendChoice.CUDA:
+        return None
+    choice = next((choice for choice in config.proposers if choice.kind == DRAFTER), None)
+    if choice is None:
+        return None
+    stored = stored_drafter(choice, checkpoint.config, checkpoint.fingerprint, name)
+    _warn_of_other_weights(stored, choice, checkpoint.fingerprint, name)
+    if stored.config.kind != "steps":
+        raise ConfigError(f"{choice} fills blocks, which cuda does not run; train one with --kind steps")
+    return stored
+
+
+def _warn_of_other_weights(
+    stored: StoredDrafter, choice: ProposerChoice, fingerprint: str, name: str
+) -> None:
+    if stored.config.verifier != fingerprint:
+        log.warning("%s was trained for other weights than those of %s: it may seldom be right", choice, name)
+
+
+def _open_drafter(choice: ProposerChoice, verifier: LoadedModel) -> TrainedDrafter:
+    """The drafter as the verifier's backend runs it."""
+    name, config, backend = verifier.facts.model, verifier.config, verifier.backend
+    assert isinstance(backend, CpuBackend)
+    stored = stored_drafter(choice, verifier.model_config, verifier.fingerprint, name)
+    _warn_of_other_weights(stored, choice, verifier.fingerprint, name)
+    return TrainedDrafter(stored, backend, verifier.model_config, config, native.load(config.kernels))
+
+
+def stored_drafter(choice: ProposerChoice, model: ModelConfig, fingerprint: str, name: str) -> StoredDrafter:
+    """The drafter that a choice names, or the package's own for a checkpoint of this fingerprint.
+
+    Raises ModelError, and ConfigError where the package has none for the model called `name`.
+    """
+    path = Path(choice.path) if choice.path else shipped_drafter(fingerprint)
+    if path is None:
+        raise ConfigError(
+            f"no drafter for {name} comes with the package: train one with `kakeya train drafter`, and say "
+            "where it is with --proposer drafter:PATH"
+        )
+    stored = read_drafter(path)
+    stored.config.check_fits(model)
+    return stored
 
 
 def _open_small_model(choice: ProposerChoice, verifier: LoadedModel) -> LoadedModel:
-    small = load_model(choice.path, _small_config(verifier.config))
+    small = load_model(choice.path, small_config(verifier.config))
     if not small.tokenizer.has_ids_of(verifier.tokenizer):
         raise ConfigError(
             f"{choice} cannot guess for {verifier.facts.model}: their tokenizers differ, "
@@ -56,7 +146,28 @@ def _open_small_model(choice: ProposerChoice, verifier: LoadedModel) -> LoadedMo
     return small
 
 
-def _small_config(config: EngineConfig) -> EngineConfig:
+def _open_remote(choice: ProposerChoice, model: LoadedModel) -> Proposer:
+    # Who calls nobody needs no gRPC.
+    from kakeya.proposers.peers import Peers, Verifier
+    from kakeya.proposers.remote import RemoteProposer
+
+    backend, config = model.backend, model.config
+    verifier = Verifier(model.facts.model, model.tokenizer.ids_digest, model.fingerprint)
+    peers = Peers(choice.addresses(), verifier, config.calling)
+    return RemoteProposer(peers, backend.vocab_size, config.draft_tokens, config.draft_ahead)
+
+
+def needs_verifier(choice: ProposerChoice) -> ConfigError:
+    return ConfigError(f"{choice} shares weights with the model that it guesses for: name that by --model")
+
+
+def small_config(config: EngineConfig) -> EngineConfig:
+    """For a model that guesses: it recalls nothing, and its window is longer by what the verifier may."""
+    cache = replace(config.cache, window=config.cache.window + config.cache.recall, recall=0)
     return replace(
-        config, share_beginnings=ShareBeginnings.OFF, prefix_cache_bytes=None, proposer=NO_PROPOSER
+        config,
+        cache=cache,
+        share_beginnings=ShareBeginnings.OFF,
+        prefix_cache_bytes=None,
+        proposer=NO_PROPOSER,
     )

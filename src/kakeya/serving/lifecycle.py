@@ -9,10 +9,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:  # torch takes a second to import, and the servers listen before that
-    from kakeya.runtime import Runtime
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +19,33 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_WORDS_S = 1.0
 
 
-class FrontEnd(Protocol):
-    """One way to reach the runtime: gRPC or HTTP. Used from one event loop."""
+class Served(Protocol):
+    """What front ends serve: a runtime, or proposers."""
+
+    @property
+    def ended(self) -> "Future[str | None]":
+        """Done when it has ended: None after `close`, the reason if it died before."""
+        ...
+
+    def check_alive(self) -> None:
+        """Raises Unavailable when it has died."""
+        ...
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Refuse new work and wait for what runs; True when all of it ended in time."""
+        ...
+
+    def close(self) -> None:
+        """End it. What still runs is cut off."""
+        ...
+
+
+S = TypeVar("S", bound=Served)
+S_contra = TypeVar("S_contra", bound=Served, contravariant=True)
+
+
+class FrontEnd(Protocol[S_contra]):
+    """One way to reach what is served: gRPC or HTTP. Used from one event loop."""
 
     @property
     def address(self) -> str:
@@ -33,7 +56,7 @@ class FrontEnd(Protocol):
         """Listen. Calls are told to come later. Raises ConfigError when that cannot be."""
         ...
 
-    async def open(self, runtime: "Runtime") -> None:
+    async def open(self, served: S_contra, /) -> None:
         """Serve from now on."""
         ...
 
@@ -50,7 +73,7 @@ class FrontEnd(Protocol):
         ...
 
 
-async def drain(fronts: Sequence[FrontEnd], runtime: "Runtime | None", grace_s: float) -> bool:
+async def drain(fronts: Sequence[FrontEnd[S]], served: S | None, grace_s: float) -> bool:
     """Refuse new work, let what runs end within the grace, tell the rest, close everything.
 
     True when nothing had to be interrupted.
@@ -58,7 +81,7 @@ async def drain(fronts: Sequence[FrontEnd], runtime: "Runtime | None", grace_s: 
     last_words = min(_LAST_WORDS_S, grace_s / 5)
     for front in fronts:
         await front.refuse()
-    finished = runtime is None or await asyncio.to_thread(runtime.drain, grace_s - last_words)
+    finished = served is None or await asyncio.to_thread(served.drain, grace_s - last_words)
     if not finished:
         for front in fronts:
             front.interrupt()
@@ -66,21 +89,21 @@ async def drain(fronts: Sequence[FrontEnd], runtime: "Runtime | None", grace_s: 
     # waiting for us come, and be told UNAVAILABLE.
     await asyncio.sleep(last_words / 4)
     await asyncio.gather(*(front.stop(last_words * 3 / 4) for front in fronts))
-    if runtime is not None:
-        await asyncio.to_thread(runtime.close)
+    if served is not None:
+        await asyncio.to_thread(served.close)
     return finished
 
 
 async def serve(
-    fronts: Sequence[FrontEnd],
-    load: Callable[[], "Runtime"],
-    announce: Callable[["Runtime"], None],
+    fronts: Sequence[FrontEnd[S]],
+    load: Callable[[], S],
+    announce: Callable[[S], None],
     grace_s: float,
 ) -> None:
-    """Listen, load the runtime in a thread, announce it, serve until a signal or the engine's death, drain.
+    """Listen, load what is served in a thread, announce it, serve until a signal or its death, drain.
 
     The first SIGTERM or SIGINT drains; the second ends the process at once. Raises what
-    listening and loading raise, and Unavailable when the engine has died.
+    listening and loading raise, and Unavailable when what is served has died.
     """
     await _start(fronts)
     stop = _first_signal(asyncio.get_running_loop())
@@ -91,22 +114,22 @@ async def serve(
         await drain(fronts, None, 0)
         _leave(0)  # nothing to lose yet, and a load cannot be interrupted
     try:
-        runtime = loading.result()
+        served = loading.result()
     except BaseException:
         await drain(fronts, None, 0)
         raise
     for front in fronts:
-        await front.open(runtime)
-    announce(runtime)
-    await asyncio.wait((stop, asyncio.wrap_future(runtime.ended)), return_when=asyncio.FIRST_COMPLETED)
+        await front.open(served)
+    announce(served)
+    await asyncio.wait((stop, asyncio.wrap_future(served.ended)), return_when=asyncio.FIRST_COMPLETED)
     if stop.done():
         log.info("signal %s: draining for at most %g s", stop.result().name, grace_s)
-    finished = await drain(fronts, runtime, grace_s)
-    runtime.check_alive()
+    finished = await drain(fronts, served, grace_s)
+    served.check_alive()
     log.info("drained" if finished else "drained; some generates were interrupted")
 
 
-async def _start(fronts: Sequence[FrontEnd]) -> None:
+async def _start(fronts: Sequence[FrontEnd[S]]) -> None:
     """Listen at all of them, or at none."""
     for number, front in enumerate(fronts):
         try:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kakeya.errors import InvalidArgument
 from kakeya.sessions.recording import RecordedStream
+from kakeya.storage.records import StoredAnswer
 
 MAX_REQUEST_ID = 128
 T = TypeVar("T")
@@ -18,6 +19,12 @@ class Call(NamedTuple):
     name: str
     session_id: str
     request_id: str
+
+    def answered(self, owner: str, answer: Any) -> StoredAnswer | None:
+        """The answer as it is stored; None where nobody can ask for it again."""
+        if not self.request_id:
+            return None
+        return StoredAnswer(owner, self.name, self.session_id, self.request_id, answer)
 
 
 class Answers:
@@ -60,6 +67,13 @@ class Answers:
             raise
         first.set_result(result)
         return result
+
+    def remember(self, owner: str, call: Call, answer: object) -> None:
+        """Add an answer that was given before this process was there."""
+        first: Future[Any] = Future()
+        first.set_result(answer)
+        with self._lock:
+            self._owners.setdefault(owner, {})[call] = first
 
     def _claim(self, owner: str, call: Call) -> "tuple[Future[Any], bool]":
         """The future of the call's answer, and whether the caller is the one to set it."""

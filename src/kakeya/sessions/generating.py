@@ -10,13 +10,16 @@ from kakeya.errors import (
     DeviceLost,
     InvalidArgument,
     InvariantViolation,
+    NoFreeSlab,
     ResourceExhausted,
     SessionBusy,
     SessionNotFound,
+    StorageFailed,
     Unavailable,
 )
+from kakeya.sessions.answers import Call
+from kakeya.sessions.keeping import Keeping
 from kakeya.sessions.limits import Limits
-from kakeya.sessions.recording import RecordedStream
 from kakeya.sessions.session import Session
 from kakeya.tracing import GenerateSpan
 from kakeya.types import DoneEvent, FailedEvent, TurnRecord
@@ -27,6 +30,8 @@ _REFUSALS: dict[type[BaseException], str] = {
     SessionNotFound: "not_found",
     SessionBusy: "busy",
     ResourceExhausted: "exhausted",
+    NoFreeSlab: "exhausted",
+    StorageFailed: "exhausted",
     InvariantViolation: "failed",
     Unavailable: "unavailable",
     DeviceLost: "unavailable",
@@ -43,17 +48,16 @@ class GenerateListener(RequestListener):
     """One generate of a session, counted against its owner's quotas until it is answered."""
 
     session: Session
-    request_id: str
+    call: Call
     limits: Limits
+    keeping: Keeping
     recorded_events: int
     """How many events to keep for a repeat of the request id."""
     span: GenerateSpan | None = None
 
     def make_stream(self, wake: Callable[[], None]) -> EventStream:
         """A stream that records its events, if the call can be repeated."""
-        if not self.request_id:
-            return EventStream(wake)
-        return RecordedStream(wake, self.recorded_events)
+        return self.keeping.stream(self.session, self.call, wake, self.recorded_events)
 
     def refused(self, error: BaseException) -> None:
         """It was counted and then refused."""
@@ -72,9 +76,10 @@ class GenerateListener(RequestListener):
         self._keep_figures(request)
         if self.span is not None:
             self.span.end(request.terminal, request.prompt_length, request.stream.taken)
+        self.keeping.rested(self.session)
 
     def _keep_figures(self, request: Request) -> None:
-        tokens, sequence = request.stream.taken, self.session.sequence
+        tokens, sequence = request.stream.taken, request.sequence
         if tokens == 0 or not isinstance(request.terminal, DoneEvent):
             return
         self.session.turn_ended(
@@ -89,7 +94,7 @@ class GenerateListener(RequestListener):
         )
 
     def _log(self, terminal: DoneEvent | FailedEvent, tokens: int) -> None:
-        ids = {"session_id": self.session.session_id, "request_id": self.request_id}
+        ids = {"session_id": self.session.session_id, "request_id": self.call.request_id}
         if isinstance(terminal, FailedEvent):
             log.error(
                 "generate failed", extra=ids | {"error": type(terminal.error).__name__, "tokens": tokens}

@@ -51,6 +51,11 @@ class Limits:
             self.session_closed(owner)
             raise
 
+    def session_recovered(self, owner: str) -> None:
+        """A session was there before the process. It counts, whatever the quota has become."""
+        with self._lock:
+            self._usage(owner).sessions += 1
+
     def session_closed(self, owner: str) -> None:
         with self._lock:
             self._usage(owner).sessions -= 1

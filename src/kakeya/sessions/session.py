@@ -1,10 +1,15 @@
 """A session: a server-held conversation, as its owner sees it."""
 
+import threading
 import time
+from array import array
 from dataclasses import dataclass, field
 
 from kakeya.engine.sequence import TokenSequence
+from kakeya.engine.slab import SlabGeometry
+from kakeya.engine.state import RecallState, SequenceState, recall_of
 from kakeya.errors import InvalidArgument, SessionNotFound
+from kakeya.storage.records import Snapshot
 from kakeya.types import SessionInfo, TurnRecord
 
 MAX_LABEL = 256
@@ -17,16 +22,53 @@ def check_label(label: str) -> None:
         raise InvalidArgument(f"client_label must have at most {MAX_LABEL} characters, got {len(label)}")
 
 
-@dataclass
+@dataclass(frozen=True)
+class Asleep:
+    """A session without a slab: its `state` and `tokens` are in host memory, or both are on the disk."""
+
+    length: int
+    computed: int
+    sink: int
+    eos_token_ids: tuple[int, ...]
+    geometry: SlabGeometry
+    recall: RecallState | None = None
+    state: SequenceState | None = None
+    tokens: "array[int] | None" = None
+
+    @property
+    def place(self) -> str:
+        return "disk" if self.state is None else "host"
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in host memory."""
+        if self.state is None or self.tokens is None:
+            return 0
+        drafts = sum(tensor.nbytes for tensor in self.state.draft.values())
+        return self.state.storage.nbytes + drafts + len(self.tokens) * self.tokens.itemsize
+
+
+@dataclass(eq=False)
 class Session:
-    """An engine sequence with a name, an owner and an idle clock."""
+    """An engine sequence with a name, an owner and an idle clock. One that is `asleep` has no sequence.
+
+    `lock` is held by whoever moves it or changes its history.
+    """
 
     session_id: str
     owner: str
     client_label: str
-    sequence: TokenSequence
+    sequence: TokenSequence | None
     number: int
     """Counts the owner's sessions in the order of their creation, from 1."""
+    asleep: Asleep | None = None
+    history: int = 0
+    """The number of its history in a state directory."""
+    snapshot: Snapshot | None = None
+    """The newest in a state directory."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    saving: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a snapshot of it is written."""
     last_used_at: float = field(default_factory=time.monotonic)
     turns: int = 0
     generated_tokens: int = 0
@@ -34,18 +76,37 @@ class Session:
 
     @property
     def state(self) -> str:
-        if self.sequence.error is not None:
+        sequence = self.sequence
+        if sequence is None:
+            return "disk" if self.asleep is None else self.asleep.place
+        if sequence.error is not None:
             return "failed"
-        return "idle" if self.sequence.request is None else "generating"
+        return "idle" if sequence.request is None else "generating"
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        sequence = self.sequence
+        if sequence is not None:
+            return tuple(sorted(sequence.eos_token_ids))
+        return () if self.asleep is None else self.asleep.eos_token_ids
+
+    @property
+    def recall(self) -> RecallState | None:
+        """What it has of recall beside its slab; None for a session without."""
+        sequence = self.sequence
+        if sequence is not None:
+            return recall_of(sequence)
+        return None if self.asleep is None else self.asleep.recall
 
     @property
     def is_closed(self) -> bool:
-        return isinstance(self.sequence.error, SessionNotFound)
+        return self.sequence is not None and isinstance(self.sequence.error, SessionNotFound)
 
     @property
     def live_bytes(self) -> int:
-        """What its slab holds; a failed session has none any more."""
-        return self.sequence.slab.live_bytes if self.sequence.error is None else 0
+        """What its slab holds; a failed or sleeping session has none."""
+        sequence = self.sequence
+        return 0 if sequence is None or sequence.error is not None else sequence.slab.live_bytes
 
     @property
     def idle_seconds(self) -> float:
@@ -71,25 +132,29 @@ class Session:
 
         Generating is use, so its idle clock starts again.
         """
-        if self.sequence.request is not None:
+        if self.sequence is not None and self.sequence.request is not None:
             self.touch()
         return self.idle_seconds >= ttl
 
-    def describe(self, sequence: TokenSequence) -> SessionInfo:
+    def describe(self) -> SessionInfo:
         """What the session holds. Call on the engine thread, which owns the sequence.
 
         Raises SessionNotFound when it has been closed.
         """
+        sequence, asleep = self.sequence, self.asleep
+        if sequence is None:
+            assert asleep is not None, "a session without a slab is asleep"
+            return self._describe_asleep(asleep)
         if isinstance(sequence.error, SessionNotFound):
             raise sequence.error
-        slab = sequence.slab
+        slab, recall = sequence.slab, sequence.recall
         return SessionInfo(
             session_id=self.session_id,
             state=self.state,
             client_label=self.client_label,
             history_length=sequence.committed,
             computed_length=slab.committed,
-            sink=slab.sink,
+            sink=slab.pinned,
             window=slab.window,
             kv_live_bytes=self.live_bytes,
             kv_capacity_bytes=slab.storage.nbytes,
@@ -101,6 +166,36 @@ class Session:
             generated_tokens=self.generated_tokens + _taken(sequence),
             recent_turns=self.recent_turns,
             shared_tokens=sequence.copied,
+            recall_tokens=slab.recall,
+            recalled=slab.recalled,
+            remembered=recall.remembered if recall is not None else (),
+            recall_duration_seconds=recall.seconds if recall is not None else 0.0,
+            cache_invariant_inv4_violations=sequence.inv4_violations,
+        )
+
+    def _describe_asleep(self, asleep: Asleep) -> SessionInfo:
+        geometry = asleep.geometry
+        capacity = geometry.cache.capacity
+        return SessionInfo(
+            session_id=self.session_id,
+            state=asleep.place,
+            client_label=self.client_label,
+            history_length=asleep.length,
+            computed_length=asleep.computed,
+            sink=asleep.sink - (asleep.recall.slots if asleep.recall else 0),
+            window=capacity - asleep.sink,
+            kv_live_bytes=min(asleep.computed, capacity) * geometry.bytes_per_token,
+            kv_capacity_bytes=geometry.slab_bytes,
+            dropped_token_count=max(0, asleep.length - capacity),
+            cache_invariant_inv1_violations=0,
+            cache_invariant_inv2_violations=0,
+            idle_seconds=self.idle_seconds,
+            turns=self.turns,
+            generated_tokens=self.generated_tokens,
+            recent_turns=self.recent_turns,
+            recall_tokens=asleep.recall.slots if asleep.recall else 0,
+            recalled=asleep.recall.recalled if asleep.recall else (),
+            remembered=asleep.recall.remembered if asleep.recall else (),
         )
 
 

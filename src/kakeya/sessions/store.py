@@ -19,12 +19,17 @@ class SessionStore:
         self._lock = threading.Lock()
 
     def add(self, sequence: TokenSequence, client_label: str) -> Session:
-        session_id, owner = secrets.token_urlsafe(24), sequence.owner
+        """A new session that can be found from now on."""
+        session = self.new(sequence, client_label)
+        self.restore(session)
+        return session
+
+    def new(self, sequence: TokenSequence, client_label: str) -> Session:
+        """A new session that nobody finds before `restore`."""
+        session_id, owner = _new_id(), sequence.owner
         with self._lock:
             self._created[owner] += 1
-            session = Session(session_id, owner, client_label, sequence, self._created[owner])
-            self._sessions[session_id] = session
-        return session
+            return Session(session_id, owner, client_label, sequence, self._created[owner])
 
     def get(self, session_id: str, owner: str) -> Session:
         """The owner's session. Someone else's is as unknown as one that never was."""
@@ -33,6 +38,12 @@ class SessionStore:
         if session is None or session.owner != owner:
             raise SessionNotFound(f"no session {session_id!r}")
         return session
+
+    def restore(self, session: Session) -> None:
+        """Let a session be found under its own name."""
+        with self._lock:
+            self._created[session.owner] = max(self._created[session.owner], session.number)
+            self._sessions[session.session_id] = session
 
     def remove(self, session: Session) -> bool:
         """Forget a session; False when somebody else just did."""
@@ -62,3 +73,10 @@ class SessionStore:
     def live_bytes(self) -> int:
         """Bytes of keys and values in all slabs that a next token could attend to."""
         return sum(session.live_bytes for session in self.all())
+
+
+def _new_id() -> str:
+    """Unguessable, and never mistaken for an option of a command."""
+    while (name := secrets.token_urlsafe(24)).startswith("-"):
+        pass
+    return name

@@ -1,5 +1,6 @@
 """Text to token ids and back, and conversations to text."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
@@ -52,6 +53,13 @@ class Tokenizer:
     def has_ids_of(self, other: "Tokenizer") -> bool:
         """Whether every id stands for the same text in both."""
         return bool(self._encoder.get_vocab() == other._encoder.get_vocab())
+
+    @cached_property
+    def ids_digest(self) -> str:
+        """SHA-256 of which id stands for which token: equal where `has_ids_of` is true."""
+        entries = sorted(self._encoder.get_vocab().items(), key=lambda entry: (entry[1], entry[0]))
+        written = "\0".join(f"{token_id} {token}" for token, token_id in entries)
+        return hashlib.sha256(written.encode("utf-8", "surrogatepass")).hexdigest()
 
     @property
     def has_chat_template(self) -> bool:

@@ -34,6 +34,18 @@ def pinned_tokens(opening_tokens: int, sink: int, window: int) -> int:
     return max(sink, min(opening_tokens, (sink + window) // 2))
 
 
+def message_start(tokenizer: Tokenizer) -> int | None:
+    """The special token that the template begins a message with; None where there is none, or no template."""
+    try:
+        asked, follows = _PROBES
+        one, both = (tokenizer.chat_ids(each) for each in ([asked], [asked, _STAND_IN, follows]))
+    except InvalidArgument:
+        return None
+    # It comes once more with each message. What closes a message does as well, but only behind the first.
+    counts = {token: (one.count(token), both.count(token)) for token in both if tokenizer.is_special(token)}
+    return next((token for token, (few, many) in counts.items() if 0 < few < many), None)
+
+
 class Turns:
     """Ids for a first turn and for every later one. It does not change once built, so threads may share it.
 

@@ -21,18 +21,20 @@ CANCELLED: StopReason
 TRUNCATED: StopReason
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("client_label", "eos_token_ids", "pinned_prefix_tokens", "request_id", "ignore_eos")
+    __slots__ = ("client_label", "eos_token_ids", "pinned_prefix_tokens", "request_id", "ignore_eos", "recall_tokens")
     CLIENT_LABEL_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PINNED_PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    RECALL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     client_label: str
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     pinned_prefix_tokens: int
     request_id: str
     ignore_eos: bool
-    def __init__(self, client_label: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pinned_prefix_tokens: _Optional[int] = ..., request_id: _Optional[str] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
+    recall_tokens: int
+    def __init__(self, client_label: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pinned_prefix_tokens: _Optional[int] = ..., request_id: _Optional[str] = ..., ignore_eos: _Optional[bool] = ..., recall_tokens: _Optional[int] = ...) -> None: ...
 
 class CreateSessionResponse(_message.Message):
     __slots__ = ("session_id",)
@@ -57,6 +59,32 @@ class AppendTokensResponse(_message.Message):
     HISTORY_LENGTH_FIELD_NUMBER: _ClassVar[int]
     history_length: int
     def __init__(self, history_length: _Optional[int] = ...) -> None: ...
+
+class TokenRange(_message.Message):
+    __slots__ = ("start", "end")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class RecallTokensRequest(_message.Message):
+    __slots__ = ("session_id", "ranges", "remember", "request_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    REMEMBER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    ranges: _containers.RepeatedCompositeFieldContainer[TokenRange]
+    remember: bool
+    request_id: str
+    def __init__(self, session_id: _Optional[str] = ..., ranges: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ..., remember: _Optional[bool] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class RecallTokensResponse(_message.Message):
+    __slots__ = ("ranges",)
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    ranges: _containers.RepeatedCompositeFieldContainer[TokenRange]
+    def __init__(self, ranges: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("session_id", "max_tokens", "seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logprobs", "request_id", "presence_penalty", "frequency_penalty", "logit_bias", "group_tokens")
@@ -140,7 +168,7 @@ class TokenLogprob(_message.Message):
     def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("stop_reason", "generated_token_count", "prefill_duration_seconds", "total_duration_seconds", "cached_token_count", "accepted_draft_tokens", "proposed_draft_tokens")
+    __slots__ = ("stop_reason", "generated_token_count", "prefill_duration_seconds", "total_duration_seconds", "cached_token_count", "accepted_draft_tokens", "proposed_draft_tokens", "recalled", "recall_duration_seconds")
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     PREFILL_DURATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +176,8 @@ class Done(_message.Message):
     CACHED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROPOSED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RECALLED_FIELD_NUMBER: _ClassVar[int]
+    RECALL_DURATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     stop_reason: StopReason
     generated_token_count: int
     prefill_duration_seconds: float
@@ -155,7 +185,9 @@ class Done(_message.Message):
     cached_token_count: int
     accepted_draft_tokens: int
     proposed_draft_tokens: int
-    def __init__(self, stop_reason: _Optional[_Union[StopReason, str]] = ..., generated_token_count: _Optional[int] = ..., prefill_duration_seconds: _Optional[float] = ..., total_duration_seconds: _Optional[float] = ..., cached_token_count: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., proposed_draft_tokens: _Optional[int] = ...) -> None: ...
+    recalled: _containers.RepeatedCompositeFieldContainer[TokenRange]
+    recall_duration_seconds: float
+    def __init__(self, stop_reason: _Optional[_Union[StopReason, str]] = ..., generated_token_count: _Optional[int] = ..., prefill_duration_seconds: _Optional[float] = ..., total_duration_seconds: _Optional[float] = ..., cached_token_count: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., proposed_draft_tokens: _Optional[int] = ..., recalled: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ..., recall_duration_seconds: _Optional[float] = ...) -> None: ...
 
 class GetSessionInfoRequest(_message.Message):
     __slots__ = ("session_id",)
@@ -164,7 +196,7 @@ class GetSessionInfoRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class GetSessionInfoResponse(_message.Message):
-    __slots__ = ("history_length", "kv_live_bytes", "kv_capacity_bytes", "dropped_token_count", "cache_invariant_inv1_violations", "cache_invariant_inv2_violations", "idle_seconds", "state", "client_label", "session_id")
+    __slots__ = ("history_length", "kv_live_bytes", "kv_capacity_bytes", "dropped_token_count", "cache_invariant_inv1_violations", "cache_invariant_inv2_violations", "idle_seconds", "state", "client_label", "session_id", "recall_tokens", "recalled", "remembered", "recall_duration_seconds", "cache_invariant_inv4_violations")
     HISTORY_LENGTH_FIELD_NUMBER: _ClassVar[int]
     KV_LIVE_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +207,11 @@ class GetSessionInfoResponse(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     CLIENT_LABEL_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    RECALL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RECALLED_FIELD_NUMBER: _ClassVar[int]
+    REMEMBERED_FIELD_NUMBER: _ClassVar[int]
+    RECALL_DURATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_INVARIANT_INV4_VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     history_length: int
     kv_live_bytes: int
     kv_capacity_bytes: int
@@ -185,7 +222,12 @@ class GetSessionInfoResponse(_message.Message):
     state: str
     client_label: str
     session_id: str
-    def __init__(self, history_length: _Optional[int] = ..., kv_live_bytes: _Optional[int] = ..., kv_capacity_bytes: _Optional[int] = ..., dropped_token_count: _Optional[int] = ..., cache_invariant_inv1_violations: _Optional[int] = ..., cache_invariant_inv2_violations: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., state: _Optional[str] = ..., client_label: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
+    recall_tokens: int
+    recalled: _containers.RepeatedCompositeFieldContainer[TokenRange]
+    remembered: _containers.RepeatedCompositeFieldContainer[TokenRange]
+    recall_duration_seconds: float
+    cache_invariant_inv4_violations: int
+    def __init__(self, history_length: _Optional[int] = ..., kv_live_bytes: _Optional[int] = ..., kv_capacity_bytes: _Optional[int] = ..., dropped_token_count: _Optional[int] = ..., cache_invariant_inv1_violations: _Optional[int] = ..., cache_invariant_inv2_violations: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., state: _Optional[str] = ..., client_label: _Optional[str] = ..., session_id: _Optional[str] = ..., recall_tokens: _Optional[int] = ..., recalled: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ..., remembered: _Optional[_Iterable[_Union[TokenRange, _Mapping]]] = ..., recall_duration_seconds: _Optional[float] = ..., cache_invariant_inv4_violations: _Optional[int] = ...) -> None: ...
 
 class CloseSessionRequest(_message.Message):
     __slots__ = ("session_id",)
@@ -215,6 +257,36 @@ class ForkSessionResponse(_message.Message):
     history_length: int
     def __init__(self, session_id: _Optional[str] = ..., history_length: _Optional[int] = ...) -> None: ...
 
+class ExportSessionRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class StatePart(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class ImportSessionRequest(_message.Message):
+    __slots__ = ("data", "client_label", "request_id")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_LABEL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    client_label: str
+    request_id: str
+    def __init__(self, data: _Optional[bytes] = ..., client_label: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class ImportSessionResponse(_message.Message):
+    __slots__ = ("session_id", "history_length")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    history_length: int
+    def __init__(self, session_id: _Optional[str] = ..., history_length: _Optional[int] = ...) -> None: ...
+
 class ListSessionsRequest(_message.Message):
     __slots__ = ("page_size", "page_token")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -236,7 +308,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "model_id", "model_fingerprint", "layers", "kv_heads", "head_dim", "vocab_size", "sink", "window", "capacity", "kv_bytes_per_session", "features", "eos_token_ids", "proposer")
+    __slots__ = ("version", "model_id", "model_fingerprint", "layers", "kv_heads", "head_dim", "vocab_size", "sink", "window", "capacity", "kv_bytes_per_session", "features", "eos_token_ids", "proposer", "recall_tokens")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +323,7 @@ class GetServerInfoResponse(_message.Message):
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROPOSER_FIELD_NUMBER: _ClassVar[int]
+    RECALL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     version: str
     model_id: str
     model_fingerprint: str
@@ -265,7 +338,8 @@ class GetServerInfoResponse(_message.Message):
     features: _containers.RepeatedScalarFieldContainer[str]
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     proposer: str
-    def __init__(self, version: _Optional[str] = ..., model_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., vocab_size: _Optional[int] = ..., sink: _Optional[int] = ..., window: _Optional[int] = ..., capacity: _Optional[int] = ..., kv_bytes_per_session: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., proposer: _Optional[str] = ...) -> None: ...
+    recall_tokens: int
+    def __init__(self, version: _Optional[str] = ..., model_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., vocab_size: _Optional[int] = ..., sink: _Optional[int] = ..., window: _Optional[int] = ..., capacity: _Optional[int] = ..., kv_bytes_per_session: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., proposer: _Optional[str] = ..., recall_tokens: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()

@@ -49,6 +49,11 @@ class RuntimeServiceStub:
                 request_serializer=kakeya_dot_wire_dot_runtime__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=kakeya_dot_wire_dot_runtime__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.RecallTokens = channel.unary_unary(
+                '/kakeya.v1.RuntimeService/RecallTokens',
+                request_serializer=kakeya_dot_wire_dot_runtime__pb2.RecallTokensRequest.SerializeToString,
+                response_deserializer=kakeya_dot_wire_dot_runtime__pb2.RecallTokensResponse.FromString,
+                _registered_method=True)
         self.GetSessionInfo = channel.unary_unary(
                 '/kakeya.v1.RuntimeService/GetSessionInfo',
                 request_serializer=kakeya_dot_wire_dot_runtime__pb2.GetSessionInfoRequest.SerializeToString,
@@ -63,6 +68,16 @@ class RuntimeServiceStub:
                 '/kakeya.v1.RuntimeService/ForkSession',
                 request_serializer=kakeya_dot_wire_dot_runtime__pb2.ForkSessionRequest.SerializeToString,
                 response_deserializer=kakeya_dot_wire_dot_runtime__pb2.ForkSessionResponse.FromString,
+                _registered_method=True)
+        self.ExportSession = channel.unary_stream(
+                '/kakeya.v1.RuntimeService/ExportSession',
+                request_serializer=kakeya_dot_wire_dot_runtime__pb2.ExportSessionRequest.SerializeToString,
+                response_deserializer=kakeya_dot_wire_dot_runtime__pb2.StatePart.FromString,
+                _registered_method=True)
+        self.ImportSession = channel.stream_unary(
+                '/kakeya.v1.RuntimeService/ImportSession',
+                request_serializer=kakeya_dot_wire_dot_runtime__pb2.ImportSessionRequest.SerializeToString,
+                response_deserializer=kakeya_dot_wire_dot_runtime__pb2.ImportSessionResponse.FromString,
                 _registered_method=True)
         self.ListSessions = channel.unary_unary(
                 '/kakeya.v1.RuntimeService/ListSessions',
@@ -106,6 +121,13 @@ class RuntimeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecallTokens(self, request, context):
+        """Name pieces of the history that the next Generate sees again. Computed by that Generate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetSessionInfo(self, request, context):
         """What a session holds right now. Does not refresh its idle clock.
         """
@@ -122,6 +144,20 @@ class RuntimeServiceServicer:
 
     def ForkSession(self, request, context):
         """A new session with the same history, independent from here on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportSession(self, request, context):
+        """A session's whole state, as the parts of a file. Another server with the same model can import it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ImportSession(self, request_iterator, context):
+        """A new session that continues an exported one. The first message has the settings, all have parts of the file.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,6 +202,11 @@ def add_RuntimeServiceServicer_to_server(servicer, server):
                     request_deserializer=kakeya_dot_wire_dot_runtime__pb2.GenerateRequest.FromString,
                     response_serializer=kakeya_dot_wire_dot_runtime__pb2.GenerateEvent.SerializeToString,
             ),
+            'RecallTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecallTokens,
+                    request_deserializer=kakeya_dot_wire_dot_runtime__pb2.RecallTokensRequest.FromString,
+                    response_serializer=kakeya_dot_wire_dot_runtime__pb2.RecallTokensResponse.SerializeToString,
+            ),
             'GetSessionInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetSessionInfo,
                     request_deserializer=kakeya_dot_wire_dot_runtime__pb2.GetSessionInfoRequest.FromString,
@@ -180,6 +221,16 @@ def add_RuntimeServiceServicer_to_server(servicer, server):
                     servicer.ForkSession,
                     request_deserializer=kakeya_dot_wire_dot_runtime__pb2.ForkSessionRequest.FromString,
                     response_serializer=kakeya_dot_wire_dot_runtime__pb2.ForkSessionResponse.SerializeToString,
+            ),
+            'ExportSession': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportSession,
+                    request_deserializer=kakeya_dot_wire_dot_runtime__pb2.ExportSessionRequest.FromString,
+                    response_serializer=kakeya_dot_wire_dot_runtime__pb2.StatePart.SerializeToString,
+            ),
+            'ImportSession': grpc.stream_unary_rpc_method_handler(
+                    servicer.ImportSession,
+                    request_deserializer=kakeya_dot_wire_dot_runtime__pb2.ImportSessionRequest.FromString,
+                    response_serializer=kakeya_dot_wire_dot_runtime__pb2.ImportSessionResponse.SerializeToString,
             ),
             'ListSessions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSessions,
@@ -289,6 +340,33 @@ class RuntimeService:
             _registered_method=True)
 
     @staticmethod
+    def RecallTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kakeya.v1.RuntimeService/RecallTokens',
+            kakeya_dot_wire_dot_runtime__pb2.RecallTokensRequest.SerializeToString,
+            kakeya_dot_wire_dot_runtime__pb2.RecallTokensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetSessionInfo(request,
             target,
             options=(),
@@ -359,6 +437,60 @@ class RuntimeService:
             '/kakeya.v1.RuntimeService/ForkSession',
             kakeya_dot_wire_dot_runtime__pb2.ForkSessionRequest.SerializeToString,
             kakeya_dot_wire_dot_runtime__pb2.ForkSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kakeya.v1.RuntimeService/ExportSession',
+            kakeya_dot_wire_dot_runtime__pb2.ExportSessionRequest.SerializeToString,
+            kakeya_dot_wire_dot_runtime__pb2.StatePart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportSession(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/kakeya.v1.RuntimeService/ImportSession',
+            kakeya_dot_wire_dot_runtime__pb2.ImportSessionRequest.SerializeToString,
+            kakeya_dot_wire_dot_runtime__pb2.ImportSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,14 +14,13 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from kakeya.bench.benchmark import Run, Work
+from kakeya.bench.benchmark import Work
 from kakeya.bench.peers import llama
 from kakeya.bench.peers.llama import LlamaProcess
 from kakeya.bench.quality import benchmark, peer
 from kakeya.bench.quality.benchmark import Part, QualityBench, QualityResults
 from kakeya.bench.quality.choices import DEFAULT, Choice
 from kakeya.bench.quality.memory import Way
-from kakeya.bench.quality.recall import ANSWER_TOKENS, ASKED, LEAD, talk
 from kakeya.bench.quality.scoring import surprises
 from kakeya.bench.report import as_json, from_json, read_report
 from kakeya.bench.text import prose
@@ -58,14 +58,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def bench(chat_model: Path) -> QualityBench:
     return TinyBench(
         model=str(chat_model),
-        part=[Part.MEMORY, Part.RECALL],
+        part=[Part.MEMORY],
         history_tokens=700,
         full_tokens=200,
         sliding_window=30,
         windows="12,300",
-        distances="16,600",
-        trials=2,
-        seed=3,
     )
 
 
@@ -128,62 +125,14 @@ def test_every_way_reads_its_part_of_the_text(measured: Any, chat_model: Path) -
     assert memory.fresh.streamed_over_fresh != pytest.approx(1.0, abs=1e-6)
 
 
-def test_numbers_are_asked_for_at_every_distance(measured: Any) -> None:
-    found = measured.results.recall
-    assert [(row.memory, row.distance, row.within_window) for row in found.rows] == [
-        ("full", 16, True),
-        ("full", 600, True),
-        ("bounded", 16, True),
-        ("bounded", 600, False),
-        ("pinned", 16, True),
-        ("pinned", 600, False),
-    ]
-    assert all(row.trials == 2 for row in found.rows)
-    keys = [[each.key for row in found.rows[at : at + 2] for each in row.answers] for at in (0, 2, 4)]
-    assert keys[0] == keys[1] == keys[2]
-    assert len(set(keys[0])) == 4
-    assert all(each.answer for row in found.rows[:2] for each in row.answers)
-    # Full attention and a window that holds everything answer alike.
-    assert found.rows[0].answers == found.rows[2].answers
-
-
-@pytest.mark.parametrize("distance", [16, 600])
-def test_talks_say_ask_and_keep_their_distance(chat_model: Path, distance: int) -> None:
-    with opened(chat_model, 4, 300) as runtime:
-        tokens = runtime.tokenizer.encode(prose())
-        decode, asked = runtime.tokenizer.decode, len(runtime.tokenizer.encode(ASKED))
-        said = talk(runtime, tokens, distance, "3")
-        assert said == talk(runtime, tokens, distance, "3") != talk(runtime, tokens, distance, "4")
-    assert len(said.token_ids) == said.pinned + distance + asked
-    assert LEAD[0] <= said.pinned - (said.overhead - asked - ANSWER_TOKENS) <= LEAD[1]
-    assert decode(said.token_ids[: said.pinned]).count(said.key) == 2
-    assert said.key not in decode(said.token_ids[said.pinned :])
-    assert decode(said.token_ids).endswith("secret number is")
-
-
-def test_only_the_pinned_memory_pins(bench: QualityBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[int | None] = []
-    create = Runtime.create_session
-
-    def noted(self: Runtime, **options: Any) -> str:
-        pinned.append(options["pinned_prefix_tokens"])
-        return create(self, **options)
-
-    monkeypatch.setattr(Runtime, "create_session", noted)
-    replace(bench, part=[Part.RECALL], distances="16", trials=1).run(Run())
-    assert pinned[:2] == [None, None]
-    assert (pinned[2] or 0) > LEAD[0]
-
-
 def test_the_report_grows_way_by_way(measured: Any) -> None:
     memories = [each.memory for each in measured.checkpoints]
-    assert [memory and len(memory.ways) for memory in memories] == [1, 2, 3, 4, 4, 4, 4, 4]
-    assert [each.recall and len(each.recall.rows) for each in measured.checkpoints] == [*[None] * 5, 2, 4, 6]
+    assert [memory and len(memory.ways) for memory in memories] == [1, 2, 3, 4, 4]
     assert [memory is not None and memory.fresh is None for memory in memories[:5]] == [True] * 4 + [False]
     assert measured.shares == sorted(measured.shares)
     assert measured.shares[-1] == 1.0
-    assert {"memory: window 30", "recall: pinned"} <= set(measured.work)
-    assert list(measured.gates) == ["perplexity_flat", "recall_lost_within_the_window"]
+    assert "memory: window 30" in measured.work
+    assert list(measured.gates) == ["perplexity_flat"]
     text = measured.run.facts["text"]
     assert (text["file"], len(text["sha256"])) == ("bench/data/galapagos.txt", 64)
     assert text["tokens"] > 2500
@@ -219,6 +168,16 @@ def test_choices_that_cannot_be_had_are_reported(
     assert found.run.facts["choices"]["rows_at_once"] == {"prompt": 128, "decode": 8}
     assert [gate.passed for gate in found.gates.values()] == [None, None]
     assert from_json(QualityResults, as_json(found.results)) == found.results
+
+
+def test_choices_read_passages_as_documents(chat_model: Path, start: list[int], measure: Measure) -> None:
+    bench = QualityBench(model=str(chat_model), part=[Part.CHOICES], quick=True, threads=1)
+    found = measure(bench).results
+    with opened(chat_model, 4, 100) as runtime:
+        text = [*start, *runtime.tokenizer.encode(prose())[:48]]
+        expected = math.exp(statistics.fmean(nats_of(runtime, text)))
+    assert found.reference.positions == len(text)
+    assert found.reference.perplexity == pytest.approx(expected, rel=1e-3)
 
 
 # A hundredth of its number is how much a token surprises it.
@@ -274,19 +233,19 @@ def test_llama_cpp_itself_finds_about_the_same(
 
 def test_what_is_asked_for_when_nothing_is_said() -> None:
     bench = QualityBench()
-    assert bench.parts == {Part.CHOICES, Part.MEMORY, Part.RECALL}
+    assert bench.parts == {Part.CHOICES, Part.MEMORY}
     assert len(bench.choices) > 20
+    assert QualityBench(default_choice=True).choices == bench.choices[:1]
     assert [way.label() for way in bench.ways] == [
         "full", "window 1,024", "4 + 252", "4 + 508", "4 + 1,020", "4 + 2,044",
     ]  # fmt: skip
     assert bench.judged == Way(4, 1020)
-    assert bench.distances_asked == (128, 256, 512, 900, 1500, 3000, 6000)
     assert bench.work > 1_000_000
     assert QualityBench(part=[Part.PEER]).work == 6000
     assert QualityBench(part=[Part.PEER], also=[Path("a"), Path("b")], peer_tokens=100).work == 600
 
 
-SHORT = {"history_tokens": 300, "distances": "32"}
+SHORT = {"history_tokens": 300}
 PEER = {"part": [Part.PEER, Part.MEMORY], "history_tokens": 300}
 
 
@@ -294,17 +253,14 @@ PEER = {"part": [Part.PEER, Part.MEMORY], "history_tokens": 300}
     ("settings", "message"),
     [
         ({}, "history-tokens is 131,072, and the text has only 13,008 bytes; .* --text FILE"),
-        ({**SHORT, "distances": "20000"}, "the longest distance is 20,000, and the text has only"),
         ({"text": Path("absent.txt")}, "cannot be read as UTF-8"),
         ({"text": Path("empty.txt")}, "the text has only 0 bytes"),
         ({**SHORT, "history_tokens": 1}, "history-tokens must be at least 2, got 1"),
         ({**SHORT, "full_tokens": 1}, "full-tokens must be at least 2, got 1"),
         ({**SHORT, "windows": "0"}, "window"),
         ({**SHORT, "windows": "many"}, "windows must be whole numbers with commas"),
-        ({**SHORT, "windows": "60"}, "recall needs a memory of at least 256 tokens .* got 4 \\+ 60"),
-        ({**SHORT, "distances": "0"}, "distances must be whole numbers from 1"),
-        ({**SHORT, "trials": 0}, "trials must be at least 1, got 0"),
         ({**SHORT, "also": [Path("m.gguf")]}, "--also names files for the part peer"),
+        ({**PEER, "default_choice": True}, "--default-choice limits the part choices"),
         ({"part": [Part.CHOICES]}, "--picture draws the part memory"),
         ({**SHORT, "threads": 0}, "threads"),
         ({**PEER, "also": [Path("some/directory")]}, r"needs a model in one \.gguf file, .*some/directory"),
@@ -337,16 +293,15 @@ def quality(kakeya_verb: Verb, chat_model: Path) -> Callable[..., Any]:
 def test_the_verb_measures_everything_writes_and_draws(quality: Verb, chat_model: Path) -> None:
     outcome = quality("--quick", "--threads", "1", "--picture", "q.svg")
     written = json.loads(Path("q.json").read_text())
-    assert all(written["results"][name] for name in ("reference", "choices", "memory", "recall"))
+    assert all(written["results"][name] for name in ("reference", "choices", "memory"))
     assert written["results"]["peer"] is None
-    assert len(written["gates"]) == 4
+    assert len(written["gates"]) == 3
     assert outcome.status == int(any(gate["passed"] is False for gate in written["gates"]))
-    for words in ("Against float32 weights", "Perplexity; early", "Right answers", "perplexity_flat"):
+    for words in ("Against float32 weights", "Perplexity; early", "perplexity_flat"):
         assert words in outcome.out
     assert ElementTree.parse("q.svg").getroot().tag.endswith("svg")
     page = Path("q.html").read_text()
     assert page.count('aria-label="Perplexity by place in the history"') == 1
-    assert page.count('aria-label="Recall by distance"') == 1
     assert str(chat_model.parent) not in Path("q.json").read_text()
     assert read_report(Path("q.json")).to_dict() == written
 
@@ -357,7 +312,7 @@ def test_one_part_reads_the_file_it_is_given(quality: Verb) -> None:
     outcome = quality("--part", "memory", "--text", "mine.txt", *sizes, "--json")
     printed = json.loads(outcome.out)
     assert outcome.status == 0
-    assert not any(printed["results"][name] for name in ("choices", "recall", "peer"))
+    assert not any(printed["results"][name] for name in ("choices", "peer"))
     assert printed["config"]["text"]["file"] == "mine.txt"
     assert [row["tokens"] for row in printed["results"]["memory"]["ways"]] == [64, 300, 300, 300]
     Path("q.json").unlink()

@@ -25,10 +25,10 @@ def chosen(positions: int = 4000, kl: float | None = 0.001, agreement: float | N
 
 
 def test_every_combination_is_tried_once_but_the_reference() -> None:
-    choices = choices_to_try(quick=False)
+    choices = choices_to_try(only_default=False)
     assert len(choices) == len(set(choices)) == 1 + len(DType) * len(WeightFormat) * 2 - 1  # two kernels
     assert REFERENCE not in choices
-    assert choices[:1] == choices_to_try(quick=True) == [DEFAULT]
+    assert choices[:1] == choices_to_try(only_default=True) == [DEFAULT]
 
 
 def test_comparison_is_the_textbook_formula() -> None:

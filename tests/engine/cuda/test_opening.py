@@ -5,7 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -296,9 +296,11 @@ def test_what_a_proposer_is_shown_is_planned(tiny_llama: Path, monkeypatch: pyte
 def test_a_runtime_makes_room_for_its_proposer(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def opened(checkpoint: Checkpoint, config: EngineConfig, observed_layers: int) -> backends.OpenedBackend:
+    def opened(
+        checkpoint: Checkpoint, config: EngineConfig, observed_layers: int, *rest: Any
+    ) -> backends.OpenedBackend:
         asked.append(observed_layers)
-        return backends.open_backend(checkpoint, config, observed_layers)
+        return backends.open_backend(checkpoint, config, observed_layers, *rest)
 
     monkeypatch.setattr(loading, "open_backend", opened)
     proposer = FunctionProposer(lambda tokens: [])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from support.http_clients import (
     user,
 )
 from support.http_serving import client_of, serving_http
-from support.serving import connected, serving
+from support.serving import ENGINE, connected, serving
 
 HELLO = [user("Hello")]
 
@@ -108,6 +109,7 @@ def test_a_completion_has_the_shape_clients_expect(talker: Talker, runtime: Runt
         "prompt_tokens_details": {"cached_tokens": 0},
         "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
         "dropped_tokens": 0,
+        "recalled_tokens": 0,
     }
 
 
@@ -299,3 +301,43 @@ def test_a_right_prediction_is_accepted_and_a_wrong_one_changes_nothing(
         assert content_of(body) == said
         accepted.append(body["usage"]["completion_tokens_details"]["accepted_prediction_tokens"])
     assert accepted[0] > accepted[1]
+
+
+LETTERS = {
+    "type": "object",
+    "properties": {"word": {"type": "string", "maxLength": 12}},
+    "required": ["word"],
+}
+DRAFTED: dict[str, dict[str, Any]] = {
+    "several choices": {"n": 3, "seed": 5, "temperature": 0.1},
+    "log-probabilities": {"logprobs": True, "top_logprobs": 2, "temperature": 0},
+    "a schema": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": LETTERS}},
+        "temperature": 0,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def plainly(model: Path) -> Iterator[tuple[HttpServer, Runtime]]:
+    with serving_http(model, engine=replace(ENGINE, proposer="none")) as live:
+        yield live
+
+
+@pytest.mark.parametrize("name", [*DRAFTED, "a stop string"])
+def test_drafts_change_no_choice(
+    talker: Talker, runtime: Runtime, plainly: tuple[HttpServer, Runtime], name: str
+) -> None:
+    """Neither its text, nor where and why it ends, nor its log-probabilities."""
+    settings = {"max_tokens": 40, "logit_bias": letter_bias(runtime)} | DRAFTED.get(name, {"temperature": 0})
+    if name == "a schema":
+        del settings["logit_bias"]
+    with client_of(plainly[0]) as client:
+        plain = Talker(client, plainly[1].describe().model)
+        said = content_of(plain.chat(HELLO, **settings))
+        if name == "a stop string":
+            settings["stop"] = [said[len(said) // 2 :][:2]]
+        expected = plain.chat(HELLO, **settings)["choices"]
+    body = talker.chat(HELLO, **settings, prediction={"type": "content", "content": said})
+    assert body["choices"] == expected
+    assert body["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0

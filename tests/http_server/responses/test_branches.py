@@ -127,6 +127,23 @@ async def test_a_record_that_is_forgotten_during_a_refused_turn_leaves_nothing()
 
 
 @on_a_loop
+async def test_a_slab_that_is_being_freed_is_room_for_a_copy() -> None:
+    office = Office(capacity=4)
+    record, leaving = office.record("a"), office.sessions.new()
+    office.sessions.runtime.free_slabs = 1  # type: ignore[misc]
+
+    async def free_late(session: TextSession) -> None:
+        await asyncio.sleep(0.01)
+        office.sessions.open.discard(session.session_id)
+        office.sessions.runtime.free_slabs = 2  # type: ignore[misc]
+
+    office.sessions.close = free_late  # type: ignore[method-assign]
+    office.sessions.close_soon(leaving)
+    await office.branches.continue_from(record, NEW, keep=True, moving=0)
+    assert record.session is not None, "it can be continued again"
+
+
+@on_a_loop
 async def test_without_room_for_a_copy_the_session_itself_goes_on() -> None:
     office = Office()
     record = office.record("a")

@@ -287,15 +287,17 @@ def test_one_owner_does_not_close_what_another_keeps_for_its_own_quota(chat_mode
         assert cached(mine) > 0
 
 
-def test_many_may_go_on_from_one_response_at_once(api: Responding) -> None:
-    first = api.ask("Hello")
-    expected = text_of(api.ask("More", previous_response_id=first["id"], store=False))
-    with ThreadPoolExecutor(6) as pool:
-        asked = [pool.submit(api.ask, "More", previous_response_id=first["id"]) for _ in range(6)]
-        answers = [each.result() for each in asked]
-    assert {text_of(answer) for answer in answers} == {expected}
-    assert len({answer["id"] for answer in answers}) == 6
-    assert {cached(answer) for answer in answers} == {history(first) - 1}
+def test_many_may_go_on_from_one_response_at_once(chat_model: Path) -> None:
+    # A quarter of the slabs holds branch points: each answer leaves one, and the first must outlive them all.
+    with responding(chat_model, engine=replace(ENGINE, capacity=32)) as api:
+        first = api.ask("Hello")
+        expected = text_of(api.ask("More", previous_response_id=first["id"], store=False))
+        with ThreadPoolExecutor(6) as pool:
+            asked = [pool.submit(api.ask, "More", previous_response_id=first["id"]) for _ in range(6)]
+            answers = [each.result() for each in asked]
+        assert {text_of(answer) for answer in answers} == {expected}
+        assert len({answer["id"] for answer in answers}) == 6
+        assert {cached(answer) for answer in answers} == {history(first) - 1}
 
 
 def test_a_deleted_response_takes_the_session_of_nobody_who_went_on(api: Responding) -> None:

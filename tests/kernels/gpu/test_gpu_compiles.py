@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kakeya.engine.cuda.decoder import EXACT_SPLITS
-from kakeya.kernels.gpu import TILE_ROWS, SamplingScratch, SamplingTable, launches
+from kakeya.kernels.gpu import TILE_ROWS, DraftTable, SamplingScratch, SamplingTable, launches
 from support.gpu_kernels import Bench, Case, Sessions
 from support.untraced import untraced
 
@@ -94,8 +94,7 @@ ATTENTION = ["decode_attention", "store_rows", *PREFILL]
     ("case", "splits"),
     [
         (Case(head_dim=16, softcap=2.0), 4),
-        (Case(head_dim=128, heads=4, head_norms=True), 1),
-        (Case(head_dim=128, heads=4), 8),
+        (Case(head_dim=128, heads=4, head_norms=True), 8),
         (Case(head_dim=128, heads=7, kv_heads=1), 1),
         (Case(head_dim=256, heads=4, kv_heads=2), 2),
     ],
@@ -176,3 +175,26 @@ def test_the_rest_compiles(compiled: list[str]) -> None:
         "embed", "rotations", "add_norm", "gated", "gemv", "gemv", "matmul", "matmul",
         "find_best", "find_cutoff", "draw",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "splits"), [(Case(head_dim=64), 16), (Case(head_dim=128, heads=4), 1)])
+def test_attention_of_drafts_compiles(compiled: list[str], case: Case, splits: int) -> None:
+    sessions = Sessions(_bench(), case, splits=splits)
+    sessions.draft([sessions.block(0, 8)])
+    assert compiled == ["draft_attention"]
+
+
+def test_what_a_drafter_needs_compiles(compiled: list[str]) -> None:
+    bench = _bench()
+    kernels, rows, ints = bench.kernels, bench.rows([0, 1], [3, 4], [0, 0]), bench.ints([1, 2])
+    state, norm, matrix = bench.floats(2, 576), bench.floats(576), bench.element(48, 576)
+    kernels.gemv(state, matrix, bench.unset(2, 24), norm=norm, gate="silu")
+    kernels.gemv(bench.element(2, 576), matrix, state[:, :48], residual=state[:, :48])
+    drafts, anchors = kernels.drafts, bench.floats(2, 576)
+    table, out = bench.element(9, 576), bench.unset(2, 1152)
+    drafts.input(table, ints, ints, rows, anchors, state, norm, norm, 1e-6, out)
+    drafts.take_columns(state, bench.unset(2, 1152), 576)
+    drafts.keep_anchors(state, ints, ints, anchors)
+    runs = torch.zeros(2, 3, dtype=torch.int32)
+    drafts.judge(DraftTable(*[bench.ints([0] * 4)] * 4), ints, ints, state, anchors, runs)
+    assert compiled == ["few_rows", "few_rows", "draft_input", "take_columns", "keep_anchors", "judge_drafts"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kakeya.kernels.gpu import SamplingScratch, SamplingTable, load_gpu_kernels
+from kakeya.kernels.gpu import DraftTable, SamplingScratch, SamplingTable, load_gpu_kernels
 from kakeya.types import KernelChoice
 from support.gpu_kernels import Bench, Case, Sessions
 
@@ -37,3 +37,18 @@ def test_the_rest_asks_for_no_number(numberless: Bench) -> None:
     sampling = SamplingTable(floats, ints, floats, floats, ints.long(), ints)
     scratch = SamplingScratch.of(2, 99, bench.device)
     kernels.sample(bench.floats(2, 99), rows, sampling, scratch, ints, ints)
+
+
+def test_what_a_drafter_needs_asks_for_no_number(numberless: Bench) -> None:
+    bench = numberless
+    rows, ints, state = bench.rows([0, -1], [3, 4], [0, 0]), bench.ints([1, 2]), bench.floats(2, 576)
+    norm, anchors, drafts = bench.floats(576), bench.floats(2, 576), bench.kernels.drafts
+    out = bench.unset(2, 1152)
+    drafts.input(bench.element(9, 576), ints, ints, rows, anchors, state, norm, norm, 1e-6, out)
+    drafts.take_columns(state, out, 576)
+    drafts.keep_anchors(state, ints, ints, anchors)
+    runs = torch.zeros(2, 3, dtype=torch.int32, device=bench.device)
+    table = DraftTable(*(bench.ints([0] * 4) for _ in range(4)))
+    drafts.judge(table, bench.ints([0] * 4), ints, bench.floats(4, 576), anchors, runs)
+    sessions = Sessions(bench, Case(), splits=2)
+    assert sessions.draft([sessions.block(0, 4)]).shape == (4, 3 * 32)

@@ -34,6 +34,7 @@ from kakeya.kernels.gpu.launches import own_k_splits
 Call = Callable[[int], object]
 
 _ELEMENT = torch.bfloat16
+_DRAFTED = 8  # rows of a session in a drafting step
 _FLOAT = 4  # bytes of what is not an element: hidden states, rotations, logits
 _LOGIT_DEVIATION = 2.2  # about a model's own: how many tokens top-p keeps depends on it
 
@@ -126,6 +127,11 @@ class Operations:
             # A row reads what its session remembers, and stores the new token, which came from the matmul.
             moved = rows * ((capacity + 1) * token + query + rotation)
             yield Operation("decode_attention", size, moved, partial(self._decode_attention, rows, splits))
+        sessions = self._rows // 4
+        # The rows of a session read together what it remembers, and store themselves.
+        moved = sessions * ((capacity - 1 + _DRAFTED) * token + _DRAFTED * (token + query + rotation))
+        size = f"{sessions} sessions, {_DRAFTED} rows each"
+        yield Operation("draft_attention", size, moved, partial(self._draft_attention, sessions))
         # Sinks have no part in storing, so half of the rotations are read.
         moved = self._rows * (2 * token + rotation // 2)
         yield Operation("store_rows", _counted(self._rows), moved, self._store_rows)
@@ -195,6 +201,22 @@ class Operations:
         )
         return lambda at: kernels.decode_attention(
             qkv[at], layers[at], angles, table, splits, scratch, out[at]
+        )
+
+    def _draft_attention(self, sessions: int, kernels: GpuKernels, calls: int) -> Call:
+        rows, splits = sessions * _DRAFTED, kv_splits(sessions, self._model.num_kv_heads)
+        each = self._sessions(sessions)
+        places = torch.arange(_DRAFTED, dtype=torch.int32, device=self._device).repeat_interleave(sessions)
+        table = RowTable(
+            each.slabs.repeat(_DRAFTED), each.positions.repeat(_DRAFTED) + places, each.sinks.repeat(_DRAFTED)
+        )
+        layers, angles = self._layers(calls, sessions), self._angles(rows)
+        qkv, out = (self._elements(calls, rows, width) for width in (self._qkv_size, self._model.query_size))
+        scratch = kernels.scratch(
+            self._attention, _ELEMENT, self._device, prefill_rows=0, partials=rows * splits
+        )
+        return lambda at: kernels.draft_attention(
+            qkv[at], layers[at], angles, table, sessions, splits, scratch, out[at]
         )
 
     def _store_rows(self, kernels: GpuKernels, calls: int) -> Call:

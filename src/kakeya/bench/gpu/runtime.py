@@ -21,11 +21,13 @@ GREEDY = SamplingParams()
 @dataclass(frozen=True)
 class Tally:
     """What was read of all streams together. `seconds` is from the first call to the last token, `speed` is
-    tokens a second while all sessions generated."""
+    tokens a second while all sessions generated. `proposed` and `accepted` are drafted tokens."""
 
     counts: Sequence[int]
     seconds: float
     speed: float | None
+    proposed: int = 0
+    accepted: int = 0
 
     @property
     def whole_speed(self) -> float:
@@ -52,6 +54,7 @@ def generate_all(
     numbers, counts = range(len(session_ids)), [0] * len(session_ids)
     began = now = time.perf_counter()
     while_all: list[tuple[float, int]] = []
+    proposed = accepted = 0
     # Each call waits until the engine has finished its step: together they wait no longer than one does.
     with ThreadPoolExecutor(len(session_ids)) as callers:
         seeded = [replace(sampling, seed=number) for number in numbers]
@@ -67,12 +70,14 @@ def generate_all(
                 elif isinstance(event, FailedEvent):
                     raise event.error
                 elif isinstance(event, DoneEvent):
+                    proposed += event.proposed_draft_tokens
+                    accepted += event.accepted_draft_tokens
                     del streams[number]
         now = time.perf_counter()
         if len(streams) == len(counts) and all(counts):
             while_all.append((now, sum(counts)))
         time.sleep(_POLL_S)
-    return Tally(counts, now - began, speed_between(while_all))
+    return Tally(counts, now - began, speed_between(while_all), proposed, accepted)
 
 
 def generated(

@@ -1,1 +1,1 @@
-"""`kakeya bench quality`: what arithmetic costs, what bounded memory costs, and what it keeps."""
+"""`kakeya bench quality`: what arithmetic costs, and what bounded memory costs."""

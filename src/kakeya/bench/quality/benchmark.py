@@ -22,7 +22,6 @@ from kakeya.bench.quality.choices import (
 )
 from kakeya.bench.quality.memory import FAR_TOKENS, MemoryResults, Way, measure_memory, tokens_afresh
 from kakeya.bench.quality.peer import ASKED_BY, PeerResults, measure_peer
-from kakeya.bench.quality.recall import RecallResults, measure_recall
 from kakeya.bench.quality.scoring import open_alone
 from kakeya.bench.report import Gate
 from kakeya.bench.tables import Chart, Table
@@ -32,30 +31,23 @@ from kakeya.errors import ConfigError
 from kakeya.options import Model, Threads, build
 
 _memory = partial(typer.Option, rich_help_panel="The part memory")
-_recall = partial(typer.Option, rich_help_panel="The part recall")
 _peer = partial(typer.Option, rich_help_panel="The part peer")
 
 # Roughly what the packaged text has.
 TEXT_TOKENS = 3000
-# More than a number, the question and the prose before it take.
-AROUND_TOKENS = 512
-# A prefix with the number in it must fit, whatever the tokenizer.
-LEAST_KEPT = 256
 
 
 class Part(StrEnum):
-    """What there is to measure: arithmetic, long histories, recall of what was said, llama.cpp beside us."""
+    """What there is to measure: arithmetic, long histories, llama.cpp beside us."""
 
     CHOICES = "choices"
     MEMORY = "memory"
-    RECALL = "recall"
     PEER = "peer"
 
 
 _MEASURES = {
     Part.CHOICES: measure_choices,
     Part.MEMORY: measure_memory,
-    Part.RECALL: measure_recall,
     Part.PEER: measure_peer,
 }
 
@@ -67,13 +59,12 @@ class QualityResults(Results):
     reference: Scores | None = None
     choices: tuple[ChoiceRow, ...] = ()
     memory: MemoryResults | None = None
-    recall: RecallResults | None = None
     peer: PeerResults | None = None
 
-    def parts(self) -> list[ChoiceResults | MemoryResults | RecallResults | PeerResults]:
+    def parts(self) -> list[ChoiceResults | MemoryResults | PeerResults]:
         """Those that were measured."""
         choices = ChoiceResults(self.reference, self.choices) if self.reference else None
-        return [part for part in (choices, self.memory, self.recall, self.peer) if part is not None]
+        return [part for part in (choices, self.memory, self.peer) if part is not None]
 
 
 @dataclass(frozen=True)
@@ -82,7 +73,7 @@ class QualityBench(Benchmark[QualityResults]):
 
     kind = "quality"
     title = "Quality benchmark"
-    help = "What arithmetic costs, what bounded memory costs, and what it keeps."
+    help = "What arithmetic costs, and what bounded memory costs."
     results = QualityResults
 
     model: Model = DEFAULT_MODEL
@@ -90,21 +81,22 @@ class QualityBench(Benchmark[QualityResults]):
         list[Part] | None,
         typer.Option(help="What to measure; may be given more than once. All but peer when left out."),
     ] = None
+    default_choice: Annotated[
+        bool,
+        typer.Option(
+            "--default-choice",
+            help="Of the choices only the default one, which the gates judge: for large models.",
+            rich_help_panel="The part choices",
+        ),
+    ] = False
     text: Annotated[
         Path | None,
-        typer.Option(help="Plain UTF-8 text for memory and recall; the packaged one has about 2,800 tokens."),
+        typer.Option(help="Plain UTF-8 text for memory; the packaged one has about 2,800 tokens."),
     ] = None
     history_tokens: Annotated[int, _memory(help="How much of the text one session reads.")] = 131_072
     full_tokens: Annotated[int, _memory(help="Where full attention stops, which slows as it goes.")] = 16_384
     sliding_window: Annotated[int, _memory(help="A window without sinks.")] = 1024
-    windows: Annotated[
-        str, _memory(help="Windows beside 4 sinks, with commas; recall has the nearest to the default.")
-    ] = "252,508,1020,2044"
-    distances: Annotated[str, _recall(help="Tokens between number and question, with commas.")] = (
-        "128,256,512,900,1500,3000,6000"
-    )
-    trials: Annotated[int, _recall(help="How often at each distance.")] = 10
-    seed: Annotated[int, _recall(help="Which numbers in which prose.")] = 0
+    windows: Annotated[str, _memory(help="Windows beside 4 sinks, with commas.")] = "252,508,1020,2044"
     peer_tokens: Annotated[
         int | None, _peer(help="How much of the packaged text is scored; all when left out.")
     ] = None
@@ -120,7 +112,7 @@ class QualityBench(Benchmark[QualityResults]):
         if not self.quick:
             return {}
         memory = {"history_tokens": 400, "full_tokens": 200, "sliding_window": 64, "windows": "252"}
-        return {**memory, "distances": "32,400", "trials": 1, "peer_tokens": 48}
+        return {**memory, "peer_tokens": 48}
 
     @property
     def model_to_fetch(self) -> str | None:
@@ -137,7 +129,7 @@ class QualityBench(Benchmark[QualityResults]):
 
     @property
     def choices(self) -> list[Choice]:
-        return choices_to_try(quick=self.quick)
+        return choices_to_try(only_default=self.quick or self.default_choice)
 
     @property
     def choice_tokens(self) -> int | None:
@@ -170,22 +162,12 @@ class QualityBench(Benchmark[QualityResults]):
         return way.window if way.full else self.history_tokens
 
     @property
-    def distances_asked(self) -> tuple[int, ...]:
-        return numbers("distances", self.distances)
-
-    @property
-    def forgets_nothing(self) -> Way:
-        """A window that forgets nothing of the longest talk."""
-        return Way(0, max(self.distances_asked) + AROUND_TOKENS, full=True)
-
-    @property
     def work(self) -> int:
         """How many tokens will be computed, roughly."""
         afresh = tokens_afresh(self.history_tokens, self.far_tokens, self.judged.window)
         tokens = {
             Part.CHOICES: (1 + len(self.choices)) * self.work_of_a_choice,
             Part.MEMORY: sum(map(self.tokens_of, self.ways)) + afresh,
-            Part.RECALL: 3 * self.trials * sum(self.distances_asked),
             Part.PEER: 2 * (1 + len(self.also or ())) * (self.peer_tokens or TEXT_TOKENS),
         }
         return sum(tokens[part] for part in self.parts)
@@ -195,28 +177,18 @@ class QualityBench(Benchmark[QualityResults]):
         build(EngineConfig, {"threads": self.threads})  # which refuses what cannot be
         if picture and Part.MEMORY not in parts:
             raise ConfigError("--picture draws the part memory, which was not asked for")
+        if self.default_choice and Part.CHOICES not in parts:
+            raise ConfigError("--default-choice limits the part choices, which was not asked for")
         if self.also and Part.PEER not in parts:
             raise ConfigError("--also names files for the part peer, which was not asked for")
         if Part.MEMORY in parts:
             self.require_least(history_tokens=2, full_tokens=2)
             for way in self.ways:
                 way.cache()
-        if Part.RECALL in parts:
-            self._check_recall()
         if (text := self._long_text()) is not None:
             self._check_length(len(text.encode()), "bytes")  # which no tokenizer makes more of
         if Part.PEER in parts:
             self._check_peer()
-
-    def _check_recall(self) -> None:
-        if min(self.distances_asked) < 1:
-            raise ConfigError(f"distances must be whole numbers from 1, got {list(self.distances_asked)}")
-        self.require_least(trials=1)
-        if self.judged.cache().capacity < LEAST_KEPT:
-            raise ConfigError(
-                f"recall needs a memory of at least {LEAST_KEPT} tokens to pin a number in, "
-                f"got {self.judged.label()}"
-            )
 
     def _check_peer(self) -> None:
         require_llama(asked_by=ASKED_BY)
@@ -227,19 +199,16 @@ class QualityBench(Benchmark[QualityResults]):
                 raise ConfigError(f"{ASKED_BY} compares files, and there is none at {path}")
 
     def _check_length(self, length: int, unit: str) -> None:
-        """Neither a history nor the prose before a question begins again. Raises ConfigError."""
-        history = self.history_tokens if Part.MEMORY in self.parts else 0
-        farthest = max(self.distances_asked) if Part.RECALL in self.parts else 0
-        if length < max(history, farthest):
-            asked = "history-tokens" if history >= farthest else "the longest distance"
+        """A history never begins again. Raises ConfigError."""
+        if length < self.history_tokens:
             raise ConfigError(
-                f"{asked} is {max(history, farthest):,}, and the text has only {length:,} {unit}; "
+                f"history-tokens is {self.history_tokens:,}, and the text has only {length:,} {unit}; "
                 "ask for less, or give a longer text with --text FILE"
             )
 
     def _long_text(self) -> str | None:
         """What is read at length; None where no part does. Raises ConfigError for what is no UTF-8."""
-        if not self.parts & {Part.MEMORY, Part.RECALL}:
+        if Part.MEMORY not in self.parts:
             return None
         if self.text is None:
             return prose()

@@ -20,7 +20,7 @@ from kakeya.engine.slab import SlabPool, prefix_cache_bytes, slab_geometry
 from kakeya.errors import InvariantViolation
 from kakeya.kernels import Kernels
 from kakeya.models.decoder import Decoder
-from kakeya.types import Numerics
+from kakeya.types import Numerics, TokenEvent
 
 T = TypeVar("T")
 
@@ -43,7 +43,8 @@ def cuts_anywhere(decoder: Decoder, numerics: Numerics) -> bool:
 def cpu_pool(decoder: Decoder, config: EngineConfig) -> SlabPool:
     """The slabs and shared beginnings that a configuration asks for."""
     geometry = slab_geometry(decoder.config, config)
-    granule = GRANULE if cuts_anywhere(decoder, config.numerics) else config.block_tokens
+    any_cut = cuts_anywhere(decoder, config.numerics)
+    granule = GRANULE if any_cut else config.cut_by(any_cut=False).block_tokens
     return SlabPool(geometry, config.capacity, CPU, granule, prefix_cache_bytes(config, geometry))
 
 
@@ -51,6 +52,8 @@ class CpuBackend:
     """The decoder in this process's memory, with native kernels where they were built."""
 
     runs_ahead = False
+    draft_counts = ()
+    most_drafting = 0
 
     def __init__(
         self, decoder: Decoder, pool: SlabPool, numerics: Numerics, kernels: Kernels | None, fingerprint: str
@@ -60,6 +63,7 @@ class CpuBackend:
         self.vocab_size = decoder.config.vocab_size
         self.fingerprint = fingerprint
         self.any_cut = cuts_anywhere(decoder, numerics)
+        self._logits = torch.empty((0, self.vocab_size))
         self._sample: Sampler = sample if kernels is None else native_sampler(kernels)
         model = decoder.config
         sizes = {model.heads_of(layer).head_dim for layer in range(model.num_layers)}
@@ -81,14 +85,49 @@ class CpuBackend:
         output = self.run(segments, hidden_layers)
         return StepResult(self._sample(output.logits, requests), output.hidden)
 
+    def launch_drafting(
+        self, segments: Sequence[Segment], requests: Sequence[SampleRequest], count: int
+    ) -> LaunchedStep:
+        raise AssertionError("this backend has no drafter of its own")
+
     def follow(self, step: LaunchedStep) -> LaunchedStep:
         raise AssertionError("this backend does not run ahead")
 
     def score(self, segment: Segment, reduce: Reduction[T]) -> list[T]:
-        return [reduce(segment.start, self.run([segment]).logits)]
+        hidden, _ = self._asked([segment], ())
+        return [reduce(segment.start, self._decoder.logits(hidden))]
+
+    # What a drafter shares with the model that it guesses for.
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """What the first layer is given, float32 rows [n, hidden]."""
+        return self._decoder.embed(token_ids)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """What the head makes of normed rows, float32 [n, vocab]."""
+        return self._decoder.logits(normed)
+
+    def choose(self, logits: Tensor, requests: Sequence[SampleRequest]) -> list[TokenEvent]:
+        """A token for each row of logits."""
+        return self._sample(logits, requests)
 
     def run(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> StepOutput:
-        """The logits of the asked-for rows, and the hidden states."""
+        """The logits of the asked-for rows, which the next run overwrites, and the hidden states."""
+        hidden, taps = self._asked(segments, hidden_layers)
+        room = self._room_for_logits(len(hidden))
+        return StepOutput(self._decoder.logits(hidden, room) if len(hidden) else room, taps)
+
+    def _room_for_logits(self, rows: int) -> Tensor:
+        """The same memory in every step: it is large, and the heap would grow and shrink with it."""
+        if rows > len(self._logits):
+            self._logits = torch.empty((max(rows, 2 * len(self._logits)), self.vocab_size))
+        return self._logits[:rows]
+
+    def _asked(
+        self, segments: Sequence[Segment], hidden_layers: Sequence[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Compute all rows: the last hidden state of those whose logits are asked for, and of all rows the
+        outputs of some layers."""
         step = self._attention(segments)
         taps: dict[int, Tensor] = {}
 
@@ -96,20 +135,19 @@ class CpuBackend:
             if layer in hidden_layers:
                 taps[layer] = output.clone()
 
+        tap = keep if hidden_layers else None
         token_ids = torch.tensor([token for s in segments for token in s.tokens], dtype=torch.int64)
-        fused = None if hidden_layers or self._decoder.fused is None else step.context()
+        fused = None if self._decoder.fused is None else step.context()
         if fused is not None:
-            hidden = self._decoder.forward_fused(token_ids, fused)
+            hidden = self._decoder.forward_fused(token_ids, fused, tap, hidden_layers)
         else:
-            hidden = self._decoder.forward(token_ids, step.attend, keep if hidden_layers else None)
+            hidden = self._decoder.forward(token_ids, step.attend, tap)
         if step.layers_written != self._decoder.config.num_layers:
             raise InvariantViolation(
                 "INV-1", f"{step.layers_written} of {self._decoder.config.num_layers} layers were written"
             )
         rows = _logit_rows(segments)
-        asked = hidden if len(rows) == len(token_ids) else hidden[rows]
-        logits = self._decoder.logits(asked) if rows else torch.empty((0, self.vocab_size))
-        return StepOutput(logits, taps)
+        return hidden if len(rows) == len(token_ids) else hidden[rows], taps
 
 
 def _logit_rows(segments: Sequence[Segment]) -> list[int]:

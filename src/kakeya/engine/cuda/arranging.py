@@ -44,7 +44,7 @@ class Arrangement:
 
 def captured_step(shape: StepShape, order: Int32Array = _SAME_ORDER) -> Arrangement:
     """The arrangement that a bucket stands for."""
-    waves = (Wave(0, shape.decode_rows),) if shape.decode_rows else ()
+    waves = (Wave(0, shape.decode_rows, has_neighbours=shape.drafts > 0),) if shape.decode_rows else ()
     return Arrangement(shape, waves, order, is_captured=True)
 
 
@@ -86,6 +86,21 @@ class Arranger:
         tables.table("slabs")[:count] = [slab.index for slab in slabs]
         tables.table("slabs")[count : shape.decode_rows] = -1
         return captured_step(shape)
+
+    def drafting(self, tables: HostTables, segments: Sequence[Segment], count: int) -> StepShape:
+        """Fill the tables of a step in which the device drafts `count` tokens behind each single one."""
+        shape = self._buckets.drafting(len(segments), count)
+        sessions, given = shape.sessions, len(segments)
+        slabs = [segment.sequence.slab for segment in segments]
+        starts = np.array([segment.start for segment in segments], dtype=np.int32)
+        tables.table("token_ids")[:given] = [segment.tokens[0] for segment in segments]
+        for place in range(1 + count):
+            wave = slice(place * sessions, place * sessions + given)
+            tables.table("positions")[wave] = starts + place
+            tables.table("sinks")[wave] = [slab.sink for slab in slabs]
+            tables.table("slabs")[wave] = [slab.index for slab in slabs]
+            tables.table("slabs")[wave.stop : (place + 1) * sessions] = -1
+        return shape
 
     def _prefill_behind(
         self, tables: HostTables, segments: Sequence[Segment], shape: StepShape

@@ -33,6 +33,9 @@ from kakeya.types import Numerics
 # KV splits in exact numerics: the order of additions must not depend on the number of rows.
 EXACT_SPLITS = 2
 
+# From so many sessions on it pays that the new tokens of a drafting step read their slab together.
+_READ_TOGETHER = 8
+
 _ONE_ROW = StepShape(1)
 
 # tap(layer, hidden) gets each layer's output, float32 [rows, hidden], before it changes again.
@@ -51,37 +54,42 @@ class FusedDecoder:
         workspace: Workspace,
         numerics: Numerics,
         max_rows: int,
+        draft_counts: Sequence[int] = (),
     ) -> None:
         self._weights, self._model, self._kernels = weights, weights.config, kernels
         self._tables, self._space = tables, workspace
         self._exact = numerics is Numerics.EXACT
         self._matmuls = Matmuls(kernels, workspace, self._exact)
-        self._newest = torch.zeros(pool.storage.shape[0], dtype=torch.int32, device=pool.device)
-        self._attention = attention_shape(weights.config, pool.geometry.cache)
+        self.newest = torch.zeros(pool.storage.shape[0], dtype=torch.int32, device=pool.device)
+        self.attention = attention_shape(weights.config, pool.geometry.cache)
         self._attention_layers = self._layers_over(pool.storage)
-        self._scratch = self._make_scratch(max_rows, pool.device)
+        self._scratch = self._make_scratch(max_rows, draft_counts, pool.device)
         self._sampling_scratch = SamplingScratch.of(
             len(workspace.logits), self._model.vocab_size, pool.device
         )
         self._ropes = self._rope_tables(pool.device)
-        self._temperature = query_temperature(self._model, self._attention.capacity)
-        self._fuses_one_row = not self._exact and self._temperature is None and weights.is_plain
+        self._temperature = query_temperature(self._model, self.attention.capacity)
+        self._fuses = not self._exact and self._temperature is None and weights.is_plain
 
-    def run(self, step: Arrangement, tap: Tap | None = None) -> None:
+    def rotations(self, shape: StepShape) -> list[Tensor]:
+        """The RoPE tables of a step's rows, for each RoPE. Valid until those of another step are made."""
+        rows = self._tables.rows(0, shape.rows)
+        return [self._rotations(rows, shape.rows, rope) for rope in range(len(self._ropes))]
+
+    def run(self, step: Arrangement, rotations: Sequence[Tensor], tap: Tap | None = None) -> None:
         """Run all layers. The rows that go through the head are left in the workspace, normed."""
         shape, space = step.shape, self._space
         rows = self._tables.rows(0, shape.rows)
         self._kernels.embed(
             self._weights.embedding,
             self._tables.token_ids[: shape.rows],
-            self._newest,
+            self.newest,
             rows,
             self._model.embed_scale,
             space.hidden[: shape.rows],
         )
-        rotations = [self._rotations(rows, shape.rows, rope) for rope in range(len(self._ropes))]
-        if shape.rows == 1 and self._fuses_one_row:
-            self._one_row(step, rotations, tap)
+        if self._fuses_rows(shape.rows):
+            self._few_rows(step, rotations, tap)
         else:
             self._many_rows(step, rotations, tap)
 
@@ -91,7 +99,7 @@ class FusedDecoder:
         They are valid until the next call.
         """
         space = self._space
-        if shape == _ONE_ROW and self._fuses_one_row and self._model.logit_softcap is None:
+        if shape == _ONE_ROW and self._fuses and self._model.logit_softcap is None:
             self._kernels.gemv(space.normed[:1], self._weights.head.weight, space.logits[:1])
             return space.logits[:1]
         count = shape.head_rows - first if count is None else count
@@ -110,7 +118,7 @@ class FusedDecoder:
         """Sample a token for each of these rows of logits."""
         rows, sampling = self._tables.logits(shape, first, len(logits))
         sampled = self._space.sampled[first : first + len(logits)]
-        self._kernels.sample(logits, rows, sampling, self._sampling_scratch, self._newest, sampled)
+        self._kernels.sample(logits, rows, sampling, self._sampling_scratch, self.newest, sampled)
 
     def _many_rows(self, step: Arrangement, rotations: Sequence[Tensor], tap: Tap | None) -> None:
         space, count, eps = self._space, step.shape.rows, self._model.norm_eps
@@ -131,10 +139,15 @@ class FusedDecoder:
             if tap is not None:
                 tap(index, hidden)
 
-    def _one_row(self, step: Arrangement, rotations: Sequence[Tensor], tap: Tap | None) -> None:
-        """A single row: norms are the prologues of the matmuls, residuals and gates their epilogues."""
-        space, eps, gemv = self._space, self._model.norm_eps, self._kernels.gemv
-        hidden, qkv, attended, gated = (x[:1] for x in (space.hidden, space.qkv, space.attended, space.gated))
+    def _fuses_rows(self, rows: int) -> bool:
+        matrices = self._weights.layers[0].matrices.values()
+        return self._fuses and all(self._kernels.fuses_rows(rows, each.weight) for each in matrices)
+
+    def _few_rows(self, step: Arrangement, rotations: Sequence[Tensor], tap: Tap | None) -> None:
+        """One row or a few: norms are the prologues of the matmuls, residuals and gates their epilogues."""
+        space, eps, gemv, count = self._space, self._model.norm_eps, self._kernels.gemv, step.shape.rows
+        buffers = (space.hidden, space.qkv, space.attended, space.gated)
+        hidden, qkv, attended, gated = (buffer[:count] for buffer in buffers)
         for index, layer in enumerate(self._weights.layers):
             gemv(hidden, layer.qkv.weight, qkv, norm=layer.input_norm, eps=eps)
             self._attend(index, step, rotations)
@@ -144,7 +157,7 @@ class FusedDecoder:
             gemv(gated, layer.down.weight, hidden, residual=hidden)
             if tap is not None:
                 tap(index, hidden)
-        self._kernels.add_norm(hidden, None, None, self._weights.final_norm, eps, space.normed[:1])
+        self._kernels.add_norm(hidden, None, None, self._weights.final_norm, eps, space.normed[:count])
 
     def _finish_queries_and_keys(self, layer: DeviceLayer, count: int) -> None:
         """Do what attention does not: norms over all heads of a row, the temperature of queries."""
@@ -156,13 +169,18 @@ class FusedDecoder:
             self._kernels.norm_rows(queries, layer.query_norm, model.norm_eps)
             self._kernels.norm_rows(keys, layer.key_norm, model.norm_eps)
         if self._temperature is not None:
-            positions = self._tables.rows(0, count).positions.clamp(max=self._attention.capacity - 1)
+            positions = self._tables.rows(0, count).positions.clamp(max=self.attention.capacity - 1)
             laps = torch.log1p((positions // self._temperature.positions).float())
             queries.mul_((1 + self._temperature.beta * laps)[:, None])
 
     def _attend(self, index: int, step: Arrangement, rotations: Sequence[Tensor]) -> None:
         space, kernels, shape = self._space, self._kernels, step.shape
-        layer, rotation = self._attention_layers[index], rotations[self._rope_of_layer[index]]
+        layer, rotation = self._attention_layers[index], rotations[self.rope_of_layer[index]]
+        if shape.sessions >= _READ_TOGETHER and shape.drafts and not self._exact:
+            rows, splits = self._tables.rows(0, shape.rows), self._splits(shape.sessions)
+            qkv, out = space.qkv[: shape.rows], space.attended[: shape.rows]
+            kernels.draft_attention(qkv, layer, rotation, rows, shape.sessions, splits, self._scratch, out)
+            return
         for wave in step.waves:
             part = slice(wave.first, wave.first + wave.count)
             rows, angles = self._tables.rows(wave.first, wave.count), rotation[:, part]
@@ -184,7 +202,7 @@ class FusedDecoder:
             AttentionLayer(
                 pool,
                 index,
-                self._attention,
+                self.attention,
                 query_norm=layer.query_norm if norms_heads else None,
                 key_norm=layer.key_norm if norms_heads else None,
                 local_window=windows[index] or 0,
@@ -192,11 +210,12 @@ class FusedDecoder:
             for index, layer in enumerate(self._weights.layers)
         ]
 
-    def _make_scratch(self, max_rows: int, device: torch.device) -> Scratch:
+    def _make_scratch(self, max_rows: int, draft_counts: Sequence[int], device: torch.device) -> Scratch:
         splits = {rows: self._splits(rows) for rows in range(1, max_rows + 1)}
         partials = max((rows * count for rows, count in splits.items() if count > 1), default=0)
+        partials *= 1 + max(draft_counts, default=0)
         return self._kernels.scratch(
-            self._attention,
+            self.attention,
             self._weights.dtype,
             device,
             prefill_rows=0 if self._exact else max_rows,
@@ -205,9 +224,9 @@ class FusedDecoder:
 
     def _rope_tables(self, device: torch.device) -> list[tuple[Tensor, float]]:
         """The inverse frequencies and the attention factor of each RoPE that a layer uses."""
-        bounded = [rope.within(self._attention.capacity) for rope in self._model.layer_ropes]
+        bounded = [rope.within(self.attention.capacity) for rope in self._model.layer_ropes]
         distinct = list(dict.fromkeys(bounded))
-        self._rope_of_layer = [distinct.index(rope) for rope in bounded]
+        self.rope_of_layer = [distinct.index(rope) for rope in bounded]
         return [
             (
                 torch.tensor(inverse_frequencies(rope).tolist(), dtype=torch.float64, device=device),
@@ -219,7 +238,7 @@ class FusedDecoder:
     def _rotations(self, rows: RowTable, count: int, rope: int) -> Tensor:
         frequencies, factor = self._ropes[rope]
         out = self._space.rotations(rope, count, self._model.head_dim // 2)
-        self._kernels.rotations(rows, self._attention.capacity, frequencies, factor, out)
+        self._kernels.rotations(rows, self.attention.capacity, frequencies, factor, out)
         return out
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kakeya.engine.backend import StepResult
+from kakeya.engine.cuda.shapes import StepShape
 from kakeya.engine.cuda.tables import SingleRows
 from kakeya.engine.device import DeviceEvent, host_buffer
 from kakeya.engine.sampler import SampleRequest, sample
@@ -75,3 +76,20 @@ class LaunchedTokens:
         for place, token in self.on_host.sample():
             sampled[place] = token
         return StepResult(sampled, self.hidden)
+
+
+@dataclass(frozen=True)
+class LaunchedDrafts:
+    """A drafting step in flight."""
+
+    runs: SampledTokens
+    shape: StepShape
+    sessions: int
+
+    def result(self) -> StepResult:
+        numbers, width = self.runs.tokens(), self.shape.drafts + 2
+        runs = [numbers[first + 1 : first + 1 + numbers[first]] for first in range(0, len(numbers), width)]
+        sampled = [TokenEvent(token) for run in runs for token in run]
+        if min(token.token_id for token in sampled) < 0:
+            raise StepFailed("the model's best logit is not a finite number in a row of a draft")
+        return StepResult(sampled, {}, [len(run) for run in runs])

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kakeya.config import EngineConfig
+from kakeya.engine.cuda.drafter import DrafterPlan
 from kakeya.engine.cuda.shapes import StepBuckets, StepLimits
 from kakeya.engine.cuda.tables import Layout
 from kakeya.engine.cuda.workspace import WorkspacePlan, whole_tiles
@@ -12,6 +13,7 @@ from kakeya.engine.slab import slab_geometry
 from kakeya.errors import ConfigError
 from kakeya.kernels.gpu import SamplingScratch
 from kakeya.models.config import ModelConfig
+from kakeya.models.drafter import DrafterConfig
 from kakeya.models.float_types import FLOAT_TYPES
 
 # Libraries, compiled kernels and graphs, beside our own buffers: generous estimates, which the memory table
@@ -43,14 +45,16 @@ class DeviceMemory:
             return free - self.total
         raise ConfigError(f"the model does not fit on the device: {self}, and {free:,} bytes are free")
 
-    def check(self, slabs: int, slab_bytes: int, prefix_bytes: int, free: int) -> None:
-        """Raise ConfigError with the arithmetic if slabs and beginnings do not fit beside the rest."""
-        room = self.room(free) - prefix_bytes
+    def check(self, slabs: int, slab_bytes: int, prefix_bytes: int, free: int, undo_bytes: int = 0) -> None:
+        """Raise ConfigError with the arithmetic if slabs, beginnings and copies of slots for recall do not
+        fit beside the rest."""
+        room = self.room(free) - prefix_bytes - undo_bytes
         if slabs * slab_bytes <= room:
             return
+        recall = f", {undo_bytes:,} for recall" if undo_bytes else ""
         raise ConfigError(
             f"the KV pool does not fit on the device: {slabs:,} slabs x {slab_bytes:,} bytes "
-            f"= {slabs * slab_bytes:,} beside {prefix_bytes:,} of beginnings and {self}, "
+            f"= {slabs * slab_bytes:,} beside {prefix_bytes:,} of beginnings{recall} and {self}, "
             f"and {free:,} bytes are free: room for {max(room, 0) // slab_bytes:,} slabs"
         )
 
@@ -61,24 +65,38 @@ class DeviceMemory:
         )
 
 
-def device_memory(model: ModelConfig, config: EngineConfig, observed_layers: int = 0) -> DeviceMemory:
+def device_memory(
+    model: ModelConfig,
+    config: EngineConfig,
+    observed_layers: int = 0,
+    drafter: DrafterConfig | None = None,
+) -> DeviceMemory:
     """The memory of `model` without its slabs. Fewer sessions than a batch can hold do not make it less.
 
-    `observed_layers`: how many layers' outputs a proposer gets.
+    `observed_layers`: how many layers' outputs a proposer gets. `drafter`: the one on the device.
     """
     element = FLOAT_TYPES[config.dtype]
-    buckets = StepBuckets(config)
+    buckets = StepBuckets(config, drafter.block if drafter is not None else 0)
     geometry = slab_geometry(model, config)
     limits, logits = buckets.limits, buckets.limits.head_rows * model.vocab_size * 4
     return DeviceMemory(
         weights=weight_elements(model) * element.itemsize,
-        workspace=WorkspacePlan(model, limits, element).nbytes + _scratch_bytes(model, limits),
+        workspace=WorkspacePlan(model, limits, element).nbytes
+        + _scratch_bytes(model, limits)
+        + (drafter_bytes(model, config, drafter) if drafter is not None else 0),
         graphs=_LIBRARIES + len(buckets.captured) * _PER_GRAPH,
         moves=2 * geometry.slab_bytes
         + config.step_tokens * geometry.bytes_per_token
         + logits
         + _STEPS_OBSERVED * observed_layers * limits.rows * model.hidden_size * 4,
     )
+
+
+def drafter_bytes(model: ModelConfig, config: EngineConfig, drafter: DrafterConfig) -> int:
+    """What a drafter takes beside its layers of the slabs."""
+    buckets = StepBuckets(config, drafter.block)
+    element = FLOAT_TYPES[config.dtype]
+    return DrafterPlan(drafter, model, buckets.limits.rows, buckets.most_drafting, element).nbytes
 
 
 def _scratch_bytes(model: ModelConfig, limits: StepLimits) -> int:

@@ -15,6 +15,9 @@ _FEW_ROWS = 64
 # Prefill rows beside decode rows.
 _PREFILL_BUCKETS = (128, 256, 512, 1024, 2048, 4096)
 _DECODE_BESIDE_PREFILL = (0, 64, 256, 1024)
+# How many sessions a drafting step has room for, and how many tokens it drafts for each.
+_DRAFTING_SESSIONS = (1, 2, 4, 8, 16, 32, 64)
+_DRAFT_COUNTS = (3, 7)
 # Rows of logits that a captured step has for prompts and drafts, beside those of its decode rows.
 _LOGITS_BESIDE = 128
 # Segments of prompts and drafts that a captured step has room for.
@@ -26,13 +29,15 @@ class StepShape:
     """How many rows of each kind a step has, padding included.
 
     Decode rows, single tokens of a session each, come first; the rows of `segments` longer segments follow.
-    `logit_rows` rows are gathered for the head; 0 if the decode rows are just those.
+    `logit_rows` rows are gathered for the head; 0 if the decode rows are just those. In a drafting step the
+    decode rows are a wave of newest tokens and a wave for each of `drafts` guesses that the device makes.
     """
 
     decode_rows: int
     prefill_rows: int = 0
     segments: int = 0
     logit_rows: int = 0
+    drafts: int = 0
 
     @property
     def rows(self) -> int:
@@ -42,6 +47,11 @@ class StepShape:
     def is_mixed(self) -> bool:
         """Whether it is more than one token per session with its logits."""
         return self.prefill_rows > 0 or self.logit_rows > 0
+
+    @property
+    def sessions(self) -> int:
+        """Of a step without prompts, padding included."""
+        return self.decode_rows // (1 + self.drafts)
 
     @property
     def head_rows(self) -> int:
@@ -82,7 +92,9 @@ class StepBuckets:
     In exact numerics only steps of single tokens are captured: the others take their rows in waves.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, draft_block: int = 0) -> None:
+        self.draft_counts = _draft_counts(config, draft_block)
+        self._drafting = _up_to(_DRAFTING_SESSIONS, min(config.capacity, _DRAFTING_SESSIONS[-1]))
         self.most_rows = config.step_tokens
         self._decode = decode_buckets(min(config.capacity, config.step_tokens))
         self._beside: Sequence[int] = ()
@@ -101,7 +113,21 @@ class StepBuckets:
             for place, prefill in enumerate(self._prefill)
             if self._can_come(beside, place)
         ]
-        return tuple(sorted(decode + mixed, key=lambda shape: shape.rows, reverse=True))
+        drafting = [self._drafted(rows, count) for rows in self._drafting for count in self.draft_counts]
+        return tuple(sorted(decode + mixed + drafting, key=lambda shape: shape.rows, reverse=True))
+
+    @property
+    def most_drafting(self) -> int:
+        """The sessions of the largest drafting step."""
+        return self._drafting[-1] if self.draft_counts else 0
+
+    def drafting(self, sessions: int, count: int) -> StepShape:
+        """The captured shape of a step in which the device drafts `count` tokens for each session."""
+        return self._drafted(self._drafting[bisect_left(self._drafting, sessions)], count)
+
+    @staticmethod
+    def _drafted(sessions: int, count: int) -> StepShape:
+        return StepShape(sessions * (1 + count), drafts=count)
 
     @property
     def limits(self) -> StepLimits:
@@ -133,6 +159,12 @@ class StepBuckets:
         fewest_beside = self._beside[beside - 1] + 1 if beside else 0
         fewest_prefill = self._prefill[place - 1] + 1 if place else 2
         return fewest_beside + fewest_prefill <= self.most_rows
+
+
+def _draft_counts(config: EngineConfig, block: int) -> tuple[int, ...]:
+    """Two drafting steps on their way must fit into the spare slots, so that a cancel can take them back."""
+    most = min(block, config.draft_tokens, (config.cache.spare + 1) // 2 - 1)
+    return tuple(sorted({min(count, most) for count in _DRAFT_COUNTS if most > 0}))
 
 
 def _up_to(buckets: Sequence[int], most: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from kakeya.engine.batch import PENDING
 from kakeya.engine.cuda.shapes import StepLimits, StepShape
 from kakeya.engine.device import DeviceEvent, host_buffer
 from kakeya.engine.sampler import SampleRequest
-from kakeya.kernels.gpu import SEGMENT_FIELDS, PrefillTable, RowTable, SamplingTable
+from kakeya.kernels.gpu import SEGMENT_FIELDS, DraftTable, PrefillTable, RowTable, SamplingTable
 from kakeya.types import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
@@ -138,6 +138,17 @@ class StepTables:
             positions=positions,
         )
         return RowTable(slabs, positions, positions), sampling
+
+    def last_rows(self, shape: StepShape) -> tuple[Tensor | None, Tensor]:
+        """The rows whose logits are wanted, None if they are all; and the slab of each."""
+        if shape.logit_rows:
+            return self.logit_rows[: shape.logit_rows], self._view("logit_slabs")[: shape.logit_rows]
+        return None, self._view("slabs")[: shape.decode_rows]
+
+    def drafts(self, shape: StepShape) -> DraftTable:
+        """The table of a drafting step."""
+        names = ("token_ids", "slabs", "positions", "sampling_positions")
+        return DraftTable(*(self._view(name)[: shape.decode_rows] for name in names))
 
     def _send_sampling(self, buffer: "HostTables", requests: Sequence[SampleRequest]) -> None:
         """Send the settings if they changed. They seldom do; positions always do, and were sent before."""

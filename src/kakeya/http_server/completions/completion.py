@@ -137,6 +137,7 @@ class Completion(ABC):
             completion_tokens=sum(usage.completion_tokens for usage in usages),
             cached_tokens=sum(choices[0].cached_tokens for choices in prompts),
             dropped_tokens=sum(max(usage.dropped_tokens for usage in choices) for choices in prompts),
+            recalled_tokens=sum(choices[0].recalled_tokens for choices in prompts),
             accepted_prediction_tokens=sum(usage.accepted_prediction_tokens for usage in usages),
             rejected_prediction_tokens=sum(usage.rejected_prediction_tokens for usage in usages),
         ).to_chat()

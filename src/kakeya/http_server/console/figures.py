@@ -47,11 +47,20 @@ def overview(runtime: "Runtime", metrics: "Metrics | None", owner: str) -> dict[
             "version": kakeya.__version__,
             **{name: getattr(facts, name) for name in _SHOWN_FACTS},
             "free_slabs": runtime.free_slabs,
+            "asleep": _asleep(runtime),
             "generated_tokens": generated,
         },
         "session_count": len(sessions),
         "sessions": [_session(info) for info in sessions if info.session_id in recent],
     }
+
+
+def _asleep(runtime: "Runtime") -> dict[str, int] | None:
+    """How many sessions sleep where, and what they take there; None where none can."""
+    tiers = runtime.tiers()
+    if tiers is None:
+        return None
+    return {name: getattr(tiers, name) for name in ("host", "disk", "host_bytes", "disk_bytes")}
 
 
 def turns(runtime: "Runtime", session_id: str, owner: str) -> dict[str, Any]:
@@ -73,7 +82,8 @@ def _all_sessions(runtime: "Runtime", owner: str) -> Iterator[SessionInfo]:
 
 def _session(info: SessionInfo) -> dict[str, Any]:
     last = _turn(info.turns, info.recent_turns[-1]) if info.recent_turns else None
-    return {name: getattr(info, name) for name in _SHOWN} | {"last_turn": last}
+    recalled = sum(each.length for each in info.recalled)
+    return {name: getattr(info, name) for name in _SHOWN} | {"recalled_tokens": recalled, "last_turn": last}
 
 
 def _turn(number: int, turn: TurnRecord) -> dict[str, Any]:

@@ -10,6 +10,7 @@
  * @property {number} sink
  * @property {number} window
  * @property {number} capacity how many sessions there is room for
+ * @property {{host: number, disk: number}?} asleep sessions without a slab, where they can be
  * @property {number} free_slabs how many more
  * @property {number} session_bytes what each session has reserved
  * @property {number} pool_bytes
@@ -35,6 +36,7 @@
  * @property {number} kv_capacity_bytes
  * @property {number} shared_tokens of the history, copied from sessions that began the same way
  * @property {number} dropped_token_count
+ * @property {number} recalled_tokens
  * @property {number} idle_seconds
  * @property {number} turns
  * @property {number} generated_tokens

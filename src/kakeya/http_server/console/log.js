@@ -89,12 +89,22 @@ class Answer {
     this.#message.classList.remove('writing');
     this.#message.removeAttribute('aria-busy');
     const about = [ending(outcome), ...figures(outcome)].filter(Boolean).join(' · ');
-    this.#write(() => this.#message.append(element('p', { class: `about ${outcome.status}` }, about)));
+    const remembered = recalled(outcome);
+    this.#write(() => this.#message.append(element('p', { class: `about ${outcome.status}` }, about), ...remembered));
   }
 
   remove() {
     this.#message.remove();
   }
+}
+
+/** What had left the window and was seen again, to unfold. @param {Outcome} outcome */
+function recalled({ usage }) {
+  const pieces = usage?.recalled ?? [];
+  if (pieces.length === 0) return [];
+  const texts = pieces.map(({ text }) => element('blockquote', {}, text.trim()));
+  const title = element('summary', {}, `remembered ${count(usage.recalled_tokens)} tokens from earlier`);
+  return [element('details', { class: 'about recalled' }, title, ...texts)];
 }
 
 /** @param {Outcome} outcome */

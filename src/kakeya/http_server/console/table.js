@@ -10,6 +10,7 @@ const COLUMNS = [
   ['Shared', (session) => count(session.shared_tokens)],
   ['KV', (session) => memory(session.kv_live_bytes)],
   ['Dropped', (session) => count(session.dropped_token_count)],
+  ['Recalled', (session) => count(session.recalled_tokens)],
   ['Turns', (session) => count(session.turns)],
   ['Tokens/s', tokensPerSecond],
   ['Idle', (session) => (session.state === 'generating' ? '–' : duration(Math.floor(session.idle_seconds)))],
@@ -84,7 +85,7 @@ class Row {
     setText(this.#state, session.state === 'generating' ? 'writing' : session.state);
     this.#state.className = `state ${session.state}`;
     COLUMNS.forEach(([, show], place) => setText(this.#texts[place], show(session)));
-    this.#cells[5].classList.toggle('live', session.rate !== null);
+    this.#cells[6].classList.toggle('live', session.rate !== null);
     this.#bar.setAttribute('width', `${(100 * session.kv_live_bytes) / session.kv_capacity_bytes}%`);
   }
 }
@@ -101,5 +102,6 @@ function totals(hub) {
   if (!facts) return '';
   const hidden = sessionCount - sessions.length;
   const shown = hidden > 0 ? `${count(sessions.length)} of ${count(sessionCount)} shown, ` : '';
-  return `${shown}${count(facts.free_slabs)} of ${count(facts.capacity)} places free`;
+  const asleep = facts.asleep ? `${count(facts.asleep.host)} asleep in memory, ${count(facts.asleep.disk)} on disk, ` : '';
+  return `${shown}${asleep}${count(facts.free_slabs)} of ${count(facts.capacity)} places free`;
 }

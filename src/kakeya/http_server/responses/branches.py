@@ -90,6 +90,8 @@ class Branches:
         if self._most == 0:
             return None
         if self._runtime.free_slabs < 2:
+            await self._sessions.settle()  # a session that is being closed has its slab until then
+        if self._runtime.free_slabs < 2:
             oldest = next(_left_behind(self._store.live()), None)
             if oldest is None:
                 return None

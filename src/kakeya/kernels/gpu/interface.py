@@ -99,6 +99,17 @@ class SamplingTable:
 
 
 @dataclass(frozen=True)
+class DraftTable:
+    """The rows of a drafting step: int32 [(1 + draft) * sessions] each. Row `place * sessions + session` has
+    the token at that place behind the session's newest, which is at place 0."""
+
+    token_ids: Tensor
+    slabs: Tensor
+    positions: Tensor
+    sampling_positions: Tensor
+
+
+@dataclass(frozen=True)
 class Scratch:
     """What the kernels of attention leave for each other. Calls on one stream may share it."""
 
@@ -110,6 +121,52 @@ class Scratch:
     keys: Tensor  # element [prefill rows, kv_heads, D]
 
 
+class GpuDrafts(Protocol):
+    """What a drafter on the device needs beside the operations of a step. Features, anchors and states are
+    float32 [.., n]; anchors have one row for each slab."""
+
+    def input(
+        self,
+        table: Tensor,
+        token_ids: Tensor,
+        newest: Tensor,
+        rows: RowTable,
+        anchors: Tensor | None,
+        state: Tensor,
+        token_norm: Tensor,
+        state_norm: Tensor,
+        eps: float,
+        out: Tensor,
+    ) -> None:
+        """out element [rows, 2 n] = rms_norm(embedding of the token) * token_norm, then rms_norm(state) *
+        state_norm. Tokens as in `embed`. With anchors, each row's state first becomes its slab's anchor."""
+        ...
+
+    def take_columns(self, hidden: Tensor, out: Tensor, first: int) -> None:
+        """out[:, first : first + n] = hidden, float32 [rows, n]. out is element, with wider rows."""
+        ...
+
+    def keep_anchors(self, features: Tensor, picked: Tensor | None, slabs: Tensor, anchors: Tensor) -> None:
+        """anchors[slab] = the feature of each row, or of the row that it picks; nothing for padding."""
+        ...
+
+    def judge(
+        self,
+        table: DraftTable,
+        sampled: Tensor,
+        newest: Tensor,
+        features: Tensor,
+        anchors: Tensor,
+        runs: Tensor,
+    ) -> None:
+        """Keep of each draft what the verifier sampled itself, and make the table that of the next step.
+
+        runs int32 [sessions, draft + 2] = how many tokens the session got, then what was sampled at each
+        place. Also newest[slab] = the last of them, anchors[slab] = the feature of the row that it comes
+        from. Nothing for padding."""
+        ...
+
+
 class GpuKernels(Protocol):
     """The operations of a step beside cuBLAS: attention, what lies between matmuls, small matmuls, sampling.
 
@@ -117,6 +174,7 @@ class GpuKernels(Protocol):
     """
 
     name: str
+    drafts: GpuDrafts
 
     def supports_head_dim(self, head_dim: int) -> bool:
         """Whether attention supports heads of this size."""
@@ -189,12 +247,16 @@ class GpuKernels(Protocol):
         residual: Tensor | None = None,
         gate: Activation | None = None,
     ) -> None:
-        """A matmul of a single row: out [1, N] = x [1, K] @ weight [N, K]^T.
+        """A matmul of one row, or of a few where `fuses_rows`: out [rows, N] = x [rows, K] @ weight [N, K]^T.
 
-        norm (float32 [K]): x is float32 and normed first. residual (float32 [1, N], may be out itself) is
+        norm (float32 [K]): x is float32 and normed first. residual (float32 [rows, N], may be out itself) is
         added, and out is float32. gate: weight is [2 N, K], and out = gate(first half) * second half.
         Residual and gate exclude each other.
         """
+        ...
+
+    def fuses_rows(self, rows: int, weight: Tensor) -> bool:
+        """Whether `gemv` takes so many rows, and is the fastest way to compute them."""
         ...
 
     def k_splits(self, rows: int, weight: Tensor, outputs: int, most: int = 1) -> int:
@@ -234,6 +296,21 @@ class GpuKernels(Protocol):
         """Store keys and values as decode_attention does, with the same bits, and do nothing else. A session
         may have as many rows as overwrite nothing that the first of them sees: spare + 1, or up to the first
         wrap."""
+        ...
+
+    def draft_attention(
+        self,
+        qkv: Tensor,
+        layer: AttentionLayer,
+        rotations: Tensor,
+        rows: RowTable,
+        sessions: int,
+        splits: int,
+        scratch: Scratch,
+        out: Tensor,
+    ) -> None:
+        """Store and attend as decode_attention does, for the rows of a drafting step (DraftTable): those of a
+        session read its slab together, which is faster and rounds differently."""
         ...
 
     def prefill_attention(

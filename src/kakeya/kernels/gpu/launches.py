@@ -49,6 +49,20 @@ def gemv_launch(weight_rows: int, columns: int, gated: bool) -> GemvLaunch:
     return GemvLaunch(2, min(widest, 1024), 4)
 
 
+MAX_FEW_ROWS = 16
+_FEW_ROWS_WEIGHT = 4 << 20  # elements; with larger weights cuBLAS is as fast
+
+
+def fits_few_rows(rows: int, weight_rows: int, columns: int) -> bool:
+    """Whether our matmul of a few rows, which takes norms, residuals and gates in, is the fastest way."""
+    return rows <= MAX_FEW_ROWS and columns % TILE == 0 and weight_rows * columns <= _FEW_ROWS_WEIGHT
+
+
+def few_rows_depth(columns: int) -> int:
+    """Columns of x of one step along K."""
+    return 128 if columns % 128 == 0 else TILE
+
+
 @dataclass(frozen=True)
 class TileLaunch:
     """A program of a matmul: a tile of rows by so many columns of the result, over one split of K."""

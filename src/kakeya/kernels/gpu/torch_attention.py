@@ -38,7 +38,7 @@ def prepare(qkv: Tensor, layer: AttentionLayer, rotations: Tensor) -> Block:
 
     def query(cos: Tensor, sin: Tensor) -> Tensor:
         scaled = (_rotate(q, cos, sin) * shape.scale).to(qkv.dtype)
-        return scaled.view(-1, shape.kv_heads, shape.group, shape.head_dim)
+        return scaled.view(len(qkv), shape.kv_heads, shape.group, shape.head_dim)
 
     return Block(query(cos, sin), query(sink_cos, sink_sin), _rotate(k, cos, sin).to(qkv.dtype), v)
 

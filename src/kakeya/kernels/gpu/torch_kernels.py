@@ -13,18 +13,23 @@ from kakeya.kernels.gpu.interface import (
     Activation,
     AttentionLayer,
     AttentionShape,
+    GpuDrafts,
     PrefillTable,
     RowTable,
     SamplingTable,
     Scratch,
 )
 from kakeya.kernels.gpu.sampling_scratch import SamplingScratch
+from kakeya.kernels.gpu.torch_drafts import TorchDrafts
 
 
 class TorchKernels:
     """GpuKernels in torch, on any device. It needs no scratch and ignores `splits`."""
 
     name = "torch"
+
+    def __init__(self) -> None:
+        self.drafts: GpuDrafts = TorchDrafts()
 
     def supports_head_dim(self, head_dim: int) -> bool:
         return head_dim % 2 == 0
@@ -98,6 +103,10 @@ class TorchKernels:
         else:
             out.copy_(result if residual is None else result + residual)
 
+    def fuses_rows(self, rows: int, weight: Tensor) -> bool:
+        del weight
+        return rows == 1
+
     def k_splits(self, rows: int, weight: Tensor, outputs: int, most: int = 1) -> int:
         del rows, weight, outputs, most
         return 0
@@ -128,6 +137,20 @@ class TorchKernels:
 
     def store_rows(self, qkv: Tensor, layer: AttentionLayer, rotations: Tensor, rows: RowTable) -> None:
         torch_attention.store(torch_attention.prepare(qkv, layer, rotations), layer, rows)
+
+    def draft_attention(
+        self,
+        qkv: Tensor,
+        layer: AttentionLayer,
+        rotations: Tensor,
+        rows: RowTable,
+        sessions: int,
+        splits: int,
+        scratch: Scratch,
+        out: Tensor,
+    ) -> None:
+        del sessions
+        self.decode_attention(qkv, layer, rotations, rows, splits, scratch, out)
 
     def prefill_attention(
         self,

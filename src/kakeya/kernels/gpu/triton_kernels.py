@@ -5,21 +5,30 @@ import triton
 from torch import Tensor
 
 from kakeya.kernels.gpu import launches, triton_sampling
-from kakeya.kernels.gpu.device import decode, matmul, prefill as prefilling, rowwise
+from kakeya.kernels.gpu.device import (
+    decode,
+    draft_attention as drafting,
+    matmul,
+    prefill as prefilling,
+    rowwise,
+)
 from kakeya.kernels.gpu.interface import (
     MAX_KV_SPLITS,
     TILE_ROWS,
     Activation,
     AttentionLayer,
     AttentionShape,
+    GpuDrafts,
     PrefillTable,
     RowTable,
     SamplingTable,
     Scratch,
 )
 from kakeya.kernels.gpu.sampling_scratch import SamplingScratch
+from kakeya.kernels.gpu.triton_drafts import TritonDrafts
 
 _GATES = {"silu": rowwise.SILU, "gelu_tanh": rowwise.GELU_TANH}
+_FEW_ROWS_OUTPUTS = 16  # that a program of a matmul of a few rows takes
 _COLUMNS = 1024  # that a program of a row-wise kernel takes
 _MAX_HEAD_DIM = 256
 _WITHOUT_PDL: dict[str, bool] = {"PDL": False}
@@ -38,6 +47,7 @@ class TritonKernels:
         self._launch: dict[str, bool] = {"PDL": pdl}
         if pdl:
             self._launch["launch_pdl"] = True
+        self.drafts: GpuDrafts = TritonDrafts(self._launch)
 
     def supports_head_dim(self, head_dim: int) -> bool:
         return launches.power_of_two(head_dim) == head_dim and 16 <= head_dim <= _MAX_HEAD_DIM
@@ -141,6 +151,9 @@ class TritonKernels:
         residual: Tensor | None = None,
         gate: Activation | None = None,
     ) -> None:
+        if len(x) > 1:
+            self._few_rows(x, weight, out, norm, eps, residual, gate)
+            return
         outputs, (weight_rows, columns) = out.shape[1], weight.shape
         launch = launches.gemv_launch(weight_rows, columns, gated=gate is not None)
         rowwise.gemv[(triton.cdiv(outputs, launch.outputs),)](
@@ -159,6 +172,44 @@ class TritonKernels:
             GATE=rowwise.UNGATED if gate is None else _GATES[gate],
             num_warps=launch.warps,
             num_stages=3,
+            **self._launch,
+        )
+
+    def fuses_rows(self, rows: int, weight: Tensor) -> bool:
+        if rows == 1:
+            return True
+        return weight.dtype == torch.bfloat16 and launches.fits_few_rows(rows, *weight.shape)
+
+    def _few_rows(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        norm: Tensor | None,
+        eps: float,
+        residual: Tensor | None,
+        gate: Activation | None,
+    ) -> None:
+        rows, outputs = out.shape
+        columns = weight.shape[1]
+        matmul.few_rows[(triton.cdiv(outputs, _FEW_ROWS_OUTPUTS),)](
+            x,
+            weight,
+            x if norm is None else norm,
+            x if residual is None else residual,
+            out,
+            eps,
+            rows,
+            outputs,
+            K=columns,
+            ROWS=8 if rows <= 8 else launches.MAX_FEW_ROWS,
+            OUTPUTS=_FEW_ROWS_OUTPUTS,
+            DEPTH=launches.few_rows_depth(columns),
+            NORM=norm is not None,
+            RESIDUAL=residual is not None,
+            GATE=rowwise.UNGATED if gate is None else _GATES[gate],
+            num_warps=2,
+            num_stages=5,
             **self._launch,
         )
 
@@ -270,6 +321,62 @@ class TritonKernels:
             QK_NORM=layer.key_norm is not None,
             num_warps=1,
             **self._launch,
+        )
+
+    def draft_attention(
+        self,
+        qkv: Tensor,
+        layer: AttentionLayer,
+        rotations: Tensor,
+        rows: RowTable,
+        sessions: int,
+        splits: int,
+        scratch: Scratch,
+        out: Tensor,
+    ) -> None:
+        shape, count = layer.shape, len(qkv)
+        assert splits == 1 or count * splits <= len(scratch.partial_outputs), (
+            f"{count} rows in {splits} splits"
+        )
+        places, programs = count // sessions, sessions * shape.kv_heads * splits
+        drafting.draft_attention[(sessions * shape.kv_heads, splits)](
+            qkv,
+            layer.pool,
+            rotations,
+            rotations if layer.query_norm is None else layer.query_norm,
+            rotations if layer.key_norm is None else layer.key_norm,
+            rows.slabs,
+            rows.positions,
+            rows.sinks,
+            out,
+            scratch.partial_outputs,
+            scratch.stats,
+            scratch.arrived,
+            *_place(layer),
+            qkv.stride(0),
+            out.stride(0),
+            rotations.stride(0),
+            shape.capacity,
+            shape.slots,
+            shape.scale,
+            shape.norm_eps,
+            shape.softcap,
+            layer.local_window,
+            sessions,
+            ROWS=places,
+            PADDED_ROWS=launches.power_of_two(places),
+            NEW=max(16, launches.power_of_two(places)),
+            KV_HEADS=shape.kv_heads,
+            GROUP=shape.group,
+            PADDED=launches.power_of_two(shape.group),
+            D=shape.head_dim,
+            BLOCK=32,
+            SPLITS=splits,
+            QK_NORM=layer.query_norm is not None,
+            CAPPED=shape.softcap > 0,
+            num_warps=4,
+            num_stages=3,
+            **self._attention_launch(programs),
         )
 
     def prefill_attention(

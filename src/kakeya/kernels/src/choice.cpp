@@ -232,8 +232,9 @@ double LogitRow::weigh(double factor, Precision precision) {
   // Adjusted logits need not be numbers that float32 has: its scores are relative to the best of the others.
   const float greatest = *std::max_element(maxima_.begin(), maxima_.end());
   const double scale = std::exp((static_cast<double>(greatest) - best_) * factor);
+  const double negligible = greatest + std::log(kLeftOut / static_cast<double>(vocab_)) / factor;
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
-    if (is_empty(b)) {
+    if (is_empty(b) || (is_rough && maxima_[b] < negligible)) {
       sums_[b] = 0.0;
     } else if (is_rough) {
       sums_[b] = scale * ops_->rough_weight_sum(blocks_[b], greatest, static_cast<float>(factor));

@@ -14,7 +14,7 @@ from kakeya.kernels.gpu.device.common import MASKED, capped, new_key, rotated, s
 from kakeya.kernels.gpu.device.pdl import wait_for_predecessor
 
 # Scores are exponents of 2: exp2 is faster than exp.
-_LOG2_E = tl.constexpr(1.4426950408889634)
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -47,10 +47,10 @@ def _queries(
 
 
 @triton.jit
-def _exponents(scores, softcap, CAPPED: tl.constexpr):
+def exponents(scores, softcap, CAPPED: tl.constexpr):
     """Scores in base 2. Only capped ones are not in it already: the scale of the others has the factor."""
     if CAPPED:
-        scores = capped(scores, softcap, CAPPED) * _LOG2_E
+        scores = capped(scores, softcap, CAPPED) * LOG2_E
     return scores
 
 
@@ -62,7 +62,7 @@ def _own_score(
     half = tl.arange(0, D) % (D // 2)
     q = rotated(q, swapped, tl.load(cos_ptr + half), tl.load(cos_ptr + rotation_stride + half), D)
     query = (q * scale).to(key.dtype)
-    return _exponents(tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1), softcap, CAPPED)
+    return exponents(tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1), softcap, CAPPED)
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def _store_token(keys, values, slot, key, value, D: tl.constexpr):
 
 
 @triton.jit
-def _seen_slots(t, sink, slots, capacity, local_window):
+def seen_slots(t, sink, slots, capacity, local_window):
     """The slots of the earlier tokens that t sees, in two ranges: from the oldest of the ring up to its end,
     and from slot 0 on, where sinks come first. Returns the begin and the end of the first, the end of the
     second."""
@@ -88,7 +88,7 @@ def _seen_slots(t, sink, slots, capacity, local_window):
 
 
 @triton.jit
-def _block(keys, values, slot, D: tl.constexpr):
+def block_of_slots(keys, values, slot, D: tl.constexpr):
     """Keys [slots, D] and values [D, slots]."""
     dim = tl.arange(0, D)
     k = tl.load(keys + (slot[:, None] * D + dim[None, :]))
@@ -96,7 +96,7 @@ def _block(keys, values, slot, D: tl.constexpr):
 
 
 @triton.jit
-def _online_softmax(scores, seen, v, score_max, exp_sum, acc):
+def online_softmax(scores, seen, v, score_max, exp_sum, acc):
     """Add a block of slots to the softmax: scores [slots, variants], acc [D, variants]."""
     scores = tl.where(seen, scores, MASKED)
     new_max = tl.maximum(score_max, tl.max(scores, 0))
@@ -116,7 +116,7 @@ def _attend_slots(
     """The softmax of every variant over a split's slots: score_max, exp_sum [variants], acc [D, variants]."""
     variant = tl.arange(0, VARIANTS * PADDED) // PADDED
     in_window, at_sinks = (variant == 0)[None, :], (variant == 1)[None, :]
-    begin, high_end, low_end = _seen_slots(t, sink, slots, capacity, local_window)
+    begin, high_end, low_end = seen_slots(t, sink, slots, capacity, local_window)
     sinks_from = tl.where(local_window > 0, tl.minimum(t, capacity - 1) - local_window + 1, 0)
     high_blocks = tl.cdiv(high_end - begin, BLOCK)
     blocks = high_blocks + tl.cdiv(low_end, BLOCK)
@@ -129,11 +129,11 @@ def _attend_slots(
         end = tl.where(is_high, high_end, low_end)
         slot = start + tl.arange(0, BLOCK)
         # Beyond the end, repeat the last slot: what lies there may be NaN.
-        k, v = _block(keys, values, tl.minimum(slot, end - 1), D)
-        scores = _exponents(tl.dot(k, queries, input_precision="ieee"), softcap, CAPPED)
+        k, v = block_of_slots(keys, values, tl.minimum(slot, end - 1), D)
+        scores = exponents(tl.dot(k, queries, input_precision="ieee"), softcap, CAPPED)
         seen = in_window & ((slot >= sink) & (slot < end))[:, None]
         seen = seen | at_sinks & ((slot >= sinks_from) & (slot < tl.minimum(sink, t)))[:, None]
-        score_max, exp_sum, acc = _online_softmax(scores, seen, v, score_max, exp_sum, acc)
+        score_max, exp_sum, acc = online_softmax(scores, seen, v, score_max, exp_sum, acc)
     return score_max, exp_sum, acc
 
 
@@ -210,7 +210,7 @@ def decode_attention(
     dim, real = tl.arange(0, D), tl.arange(0, PADDED) < GROUP
     head = kv_head * GROUP + tl.arange(0, PADDED)
     q, swapped = _heads(mine + head[:, None] * D, real, query_norm_ptr, eps, D, QK_NORM)
-    scale = scale if CAPPED else scale * _LOG2_E
+    scale = scale if CAPPED else scale * LOG2_E
     queries = _queries(q, swapped, cos_ptr, rotation_stride, scale, PADDED, VARIANTS, D, ELEMENT)
 
     own_score = tl.full([PADDED], MASKED, tl.float32)

@@ -1,0 +1,82 @@
+"""The same chats to several servers, in turns: their tokens a second, and what they answered."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kakeya.bench.arrivals import Arrival, Outcome, play
+from kakeya.bench.processes import Server
+from kakeya.bench.stats import known
+from kakeya.bench.texts_to_draft import Task, tasks
+from kakeya.errors import RemoteError
+
+PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True)
+class Chats:
+    """So many chats of a kind at once, at one temperature."""
+
+    kind: str
+    temperature: float
+    sessions: int
+    max_tokens: int
+
+    def arrivals(self) -> list[Arrival]:
+        return [self._arrival(task, seed) for seed, task in enumerate(tasks(self.kind, self.sessions))]
+
+    def _arrival(self, task: Task, seed: int) -> Arrival:
+        fields = {"temperature": self.temperature, "seed": seed, **task.fields}
+        return Arrival(0.0, task.messages, self.max_tokens, fields)
+
+    def label(self) -> str:
+        plural = "session" if self.sessions == 1 else "sessions"
+        return f"{self.kind}, temperature {self.temperature:g}, {self.sessions} {plural}"
+
+
+@dataclass(frozen=True)
+class Played:
+    """Of each server by its name: tokens a second of each repetition, and the outcomes of the last one."""
+
+    speeds: Mapping[str, list[float]]
+    last: Mapping[str, list[Outcome]]
+
+    def same(self, one: str, other: str) -> float:
+        """The share of answers that two servers gave alike."""
+        pairs = zip(self.last[one], self.last[other], strict=True)
+        return sum(a.text == b.text for a, b in pairs) / len(self.last[one])
+
+    def accepted(self, name: str) -> int:
+        return sum(outcome.accepted_tokens for outcome in self.last[name])
+
+    def proposed(self, name: str) -> int:
+        return self.accepted(name) + sum(outcome.rejected_tokens for outcome in self.last[name])
+
+    def tokens(self, name: str) -> int:
+        return sum(outcome.tokens for outcome in self.last[name])
+
+
+async def contest(servers: Mapping[str, Server], chats: Chats, repeats: int) -> Played:
+    """Let the servers answer in turns; every other repetition goes backwards, and one before is uncounted.
+
+    Raises RemoteError when a server fails to answer.
+    """
+    arrivals = chats.arrivals()
+    played = Played({name: [] for name in servers}, {name: [] for name in servers})
+    for repetition in range(-1, repeats):
+        for name in list(servers)[:: 1 if repetition % 2 == 0 else -1]:
+            server = servers[name]
+            outcomes = await play(server.http_address, server.info.model_id, arrivals, PATIENCE_S)
+            played.last[name][:] = outcomes
+            if repetition >= 0:
+                played.speeds[name].append(tokens_a_second(outcomes))
+    return played
+
+
+def tokens_a_second(outcomes: Sequence[Outcome]) -> float:
+    """From the first token of the first answer to the end of the last one."""
+    failures = [outcome.failure for outcome in outcomes if outcome.failure]
+    if failures:
+        raise RemoteError(f"a chat was not answered: {failures[0]}")
+    began = min(known(outcome.first_token_s for outcome in outcomes))
+    ended = max(outcome.ended_s for outcome in outcomes)
+    return (sum(outcome.tokens for outcome in outcomes) - 1) / max(ended - began, 1e-6)

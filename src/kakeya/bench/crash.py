@@ -1,0 +1,305 @@
+"""`kakeya bench crash`: a server is killed again and again under load, and nothing that it said may be lost.
+
+Agents append, generate, fork and close through the SDK, which tries again what a crash cut off. They only see
+pauses. In the end every session's history is compared with that of a session that nobody interrupted.
+"""
+
+import asyncio
+import random
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kakeya.bench.benchmark import EngineBenchmark, Results, Run
+from kakeya.bench.processes import ServerProcess
+from kakeya.bench.report import Gate, at_least, at_most
+from kakeya.bench.stats import percentile
+from kakeya.bench.tables import Chart, Table, figure, listing
+from kakeya.dialing import Retry
+from kakeya.errors import KakeyaError
+from kakeya.options import NumericMode, flags
+from kakeya.types import Durability, Numerics, SamplingParams, TokenEvent
+
+if TYPE_CHECKING:
+    from kakeya.runtime import Runtime
+
+if TYPE_CHECKING:
+    from kakeya.client import AsyncClient, AsyncSession
+
+_crash = partial(typer.Option, rich_help_panel="The crashes")
+# A server is there again after some seconds; agents must not give up before.
+_RETRY = Retry(attempts=400, first_delay=0.05, longest_delay=0.5)
+_LONGEST_LIFE_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrashResults(Results):
+    """What the agents did, and what was wrong with it."""
+
+    kills: int = 0
+    sessions: int = 0
+    forks: int = 0
+    appended_tokens: int = 0
+    generated_tokens: int = 0
+    generates: int = 0
+    checked_lengths: int = 0
+    lost: int = 0
+    """Sessions whose history has another length than their client was told."""
+    wrong: int = 0
+    """Generates whose tokens an uninterrupted session does not say."""
+    errors: tuple[str, ...] = ()
+    recovery_s: tuple[float, ...] = ()
+    """From each kill until the next server was ready."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """A step of a session: tokens appended, or those of a generate, whose seed is known."""
+
+    tokens: tuple[int, ...]
+    seed: int | None = None
+
+
+@dataclass
+class Ledger:
+    """What a client was told of one session."""
+
+    session: "AsyncSession"
+    steps: list[Said] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return sum(len(step.tokens) for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Crash(EngineBenchmark[CrashResults]):
+    """How often the server dies, and who uses it meanwhile."""
+
+    kind = "crash"
+    title = "Crash benchmark"
+    help = "Kill a server under load: nothing acknowledged is lost, and every session goes on exactly."
+    results = CrashResults
+
+    numerics: NumericMode = Numerics.EXACT
+    window: Annotated[int, _crash(help="Most recent tokens kept.")] = 64
+    kills: Annotated[int, _crash(help="How often the server is killed.")] = 200
+    agents: Annotated[int, _crash(help="Agents at once, each with one session at a time.")] = 12
+    slabs: Annotated[
+        int, _crash(help="The server's capacity: fewer than agents, so that sessions sleep.")
+    ] = 4
+    host_tier_bytes: Annotated[int, _crash(help="The server's host tier.")] = 4 * 2**20
+    durability: Annotated[Durability, _crash(help="The server's durability.")] = Durability.PROCESS
+    seed: Annotated[int, _crash(help="Which texts, and which moments.")] = 0
+
+    def __post_init__(self) -> None:
+        self.require_least(kills=1, agents=1, slabs=1, host_tier_bytes=0)
+
+    def run(self, run: Run[CrashResults]) -> CrashResults:
+        """Kill the server at random moments. Then check every session."""
+        from kakeya.runtime import Runtime  # torch takes a second to import
+
+        with tempfile.TemporaryDirectory() as directory:
+            done = run.asynchronously(_Storm(self, run, directory).rage())
+        wrong = 0
+        with Runtime.open(self.model, self.engine_config(capacity=1)) as runtime:
+            for place, ledger in enumerate(done.ledgers):
+                run.progress(place / len(done.ledgers), "checking sessions")
+                wrong += _wrong_generates(runtime, ledger.steps)
+        return done.results(wrong)
+
+    def server_flags(self, directory: str, port: int) -> list[str]:
+        state = {
+            "state-dir": directory,
+            "durability": self.durability.value,
+            "host-tier-bytes": self.host_tier_bytes,
+            "bind": f"127.0.0.1:{port}",
+            "max-concurrent": self.slabs,
+            "queue-depth": 4 * self.agents,
+            "queue-max-wait-s": 0,
+        }
+        return flags(state)
+
+    def gates(self, results: CrashResults) -> list[Gate]:
+        nothing = "nothing was generated" if not results.generates else ""
+        unchecked = "no session was checked" if not results.checked_lengths else ""
+        return [
+            at_least("kills", float(results.kills), self.kills, absent="the server was not killed"),
+            at_most("sessions that lost tokens", _judged(results.lost, unchecked), 0, absent=unchecked),
+            at_most("wrong generates", _judged(results.wrong, nothing), 0, absent=nothing),
+            at_most("errors that agents saw", _judged(len(results.errors), nothing), 0, absent=nothing),
+        ]
+
+    @staticmethod
+    def show(results: CrashResults) -> list[Table | Chart]:
+        times = results.recovery_s
+        rows = [
+            ("kills", figure(results.kills)),
+            ("sessions", figure(results.sessions)),
+            ("forks", figure(results.forks)),
+            ("tokens appended", figure(results.appended_tokens)),
+            ("tokens generated", figure(results.generated_tokens)),
+            ("lengths checked", figure(results.checked_lengths)),
+            ("sessions that lost tokens", figure(results.lost)),
+            ("wrong generates", figure(results.wrong)),
+            ("errors that agents saw", figure(len(results.errors))),
+            ("ready again p50, s", figure(percentile(times, 50), form=".2f")),
+            ("ready again, longest, s", figure(max(times, default=None), form=".2f")),
+        ]
+        errors = [listing("Errors", ("error",), [(each,) for each in results.errors[:20]])]
+        return [listing("Crashes", ("what", "value"), rows, labels=1), *(errors if results.errors else ())]
+
+
+def _judged(count: int, absent: str) -> float | None:
+    return None if absent else float(count)
+
+
+class _Storm:
+    """The agents, the server, and who kills it."""
+
+    def __init__(self, bench: Crash, run: Run[CrashResults], directory: str) -> None:
+        self._bench, self._run, self._directory = bench, run, directory
+        self._chance = random.Random(bench.seed)
+        self._over = asyncio.Event()
+        self._kills = self._forks = self._checked = self._lost = 0
+        self._recovery: list[float] = []
+        self._errors: list[str] = []
+        self.ledgers: list[Ledger] = []
+
+    async def rage(self) -> "_Storm":
+        from kakeya.client import AsyncClient
+
+        port = _free_port()
+        server = await self._start(port)
+        try:
+            async with AsyncClient(f"127.0.0.1:{port}", timeout=300.0, retry=_RETRY) as client:
+                vocabulary = (await client.server_info()).vocab_size
+                agents = [
+                    asyncio.create_task(
+                        self._live(client, random.Random(f"{self._bench.seed} {number}"), vocabulary)
+                    )
+                    for number in range(self._bench.agents)
+                ]
+                server = await self._kill_often(server, port)
+                self._over.set()
+                await asyncio.gather(*agents)
+        finally:
+            await asyncio.to_thread(server.close)
+        return self
+
+    async def _start(self, port: int) -> ServerProcess:
+        extra = self._bench.server_flags(self._directory, port)
+        server = ServerProcess(self._bench, self._bench.slabs, extra)
+        try:
+            await server.ready()
+        except BaseException:
+            await asyncio.to_thread(server.close)
+            raise
+        return server
+
+    async def _kill_often(self, server: ServerProcess, port: int) -> ServerProcess:
+        while self._kills < self._bench.kills and self._run.interruption.reason is None:
+            await asyncio.sleep(self._chance.uniform(0.02, _LONGEST_LIFE_S))
+            self._run.progress(self._kills / self._bench.kills, f"kill {self._kills + 1}")
+            began = time.monotonic()
+            server.kill()
+            await asyncio.to_thread(server.close)
+            server = await self._start(port)
+            self._recovery.append(time.monotonic() - began)
+            self._kills += 1
+            self._run.checkpoint(self.results(0))
+        return server
+
+    async def _live(self, client: "AsyncClient", chance: random.Random, vocabulary: int) -> None:
+        """One agent: it uses a session for a while, checks it, and takes another."""
+        while not self._over.is_set():
+            ledger: Ledger | None = None
+            try:
+                ledger = self._opened(await client.create_session(ignore_eos=True))
+                for _ in range(chance.randint(4, 30)):
+                    ledger = await self._step(ledger, chance, vocabulary)
+                    if self._over.is_set():
+                        break
+                await self._check(ledger)
+            except KakeyaError as error:
+                where = "" if ledger is None else f" after {ledger.length} tokens"
+                self._errors.append(f"{type(error).__name__}{where}: {error}")
+
+    def _opened(self, session: "AsyncSession", steps: Sequence[Said] = ()) -> Ledger:
+        ledger = Ledger(session, list(steps))
+        self.ledgers.append(ledger)
+        return ledger
+
+    async def _step(self, ledger: Ledger, chance: random.Random, vocabulary: int) -> Ledger:
+        """Append, generate, or fork and go on with the fork."""
+        kind = chance.random()
+        if not ledger.steps or kind < 0.45:
+            tokens = tuple(chance.randrange(vocabulary) for _ in range(chance.randint(1, 40)))
+            await ledger.session.append(tokens, expected_history_length=ledger.length)
+            ledger.steps.append(Said(tokens))
+        elif kind < 0.9:
+            seed = chance.randrange(1000)
+            temperature = 1.0 if seed % 2 else 0.0
+            stream = ledger.session.generate(chance.randint(1, 40), seed=seed, temperature=temperature)
+            said = tuple([token.id async for token in stream])
+            ledger.steps.append(Said(said, seed))
+        else:
+            fork = self._opened(await ledger.session.fork(), ledger.steps)
+            self._forks += 1
+            await self._check(ledger)
+            return fork
+        return ledger
+
+    async def _check(self, ledger: Ledger) -> None:
+        """The session is as long as its client was told, and says so when it is closed."""
+        length = (await ledger.session.info()).history_length
+        self._checked += 1
+        self._lost += length != ledger.length
+        with suppress(KakeyaError):
+            await ledger.session.close()
+
+    def results(self, wrong: int) -> CrashResults:
+        own = [step for ledger in self.ledgers for step in ledger.steps]
+        return CrashResults(
+            kills=self._kills,
+            sessions=len(self.ledgers),
+            forks=self._forks,
+            appended_tokens=sum(len(step.tokens) for step in own if step.seed is None),
+            generated_tokens=sum(len(step.tokens) for step in own if step.seed is not None),
+            generates=sum(step.seed is not None for step in own),
+            checked_lengths=self._checked,
+            lost=self._lost,
+            wrong=wrong,
+            errors=tuple(self._errors),
+            recovery_s=tuple(self._recovery),
+        )
+
+
+def _wrong_generates(runtime: "Runtime", steps: Sequence[Said]) -> int:
+    """How many of a session's generates an uninterrupted session answers differently."""
+    session, wrong = runtime.create_session(eos_token_ids=()), 0
+    for step in steps:
+        if step.seed is None:
+            runtime.append(session, step.tokens)
+            continue
+        sampling = SamplingParams(seed=step.seed, temperature=1.0 if step.seed % 2 else 0.0)
+        events = list(runtime.generate(session, len(step.tokens), sampling))
+        said = tuple(event.token_id for event in events if isinstance(event, TokenEvent))
+        if said != step.tokens:
+            wrong += 1
+            break  # what follows goes on from other tokens
+    runtime.close_session(session)
+    return wrong
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,1 @@
+"""`kakeya bench recall`: what a session remembers of what has left its window, and what that costs."""

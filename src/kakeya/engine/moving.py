@@ -1,0 +1,125 @@
+"""Slabs leave the pool and come back while the engine runs.
+
+The engine thread only does the bookkeeping: it lends a resting sequence's slab, or prepares an empty one.
+The keys and values are copied by the thread that asked, on the side stream of a device. Nobody else uses the
+slab in between.
+"""
+
+import threading
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kakeya.engine.device import DeviceEvent, on_side_stream
+from kakeya.engine.sequence import TokenSequence
+from kakeya.engine.slab import KVSlab, SlabGeometry
+from kakeya.engine.state import DRAFT_LAYERS, SequenceState, geometry_name, recall_of
+from kakeya.engine.state_bytes import NO_TOKENS
+
+# Buffers that wait to be used again: fresh memory is zeroed by the system, which takes longer than the copy.
+_SPARE_BUFFERS = 2
+
+
+class HostBuffers:
+    """Memory on the host for slabs that are away. What is given back is used again. Safe from any thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pinned = device.type == "cuda"
+        self._lock = threading.Lock()
+        self._spare: list[Tensor] = []
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory with anything in it."""
+        with self._lock:
+            for place, spare in enumerate(self._spare):
+                if spare.shape == shape and spare.dtype == dtype:
+                    return self._spare.pop(place)
+        return torch.empty(shape, dtype=dtype, pin_memory=self._pinned)
+
+    def give_back(self, buffer: Tensor) -> None:
+        """Nobody reads it any more."""
+        with self._lock:
+            self._spare = [*self._spare[-(_SPARE_BUFFERS - 1) :], buffer]
+
+
+def lent_state(sequence: TokenSequence, fingerprint: str) -> SequenceState:
+    """A sequence's state in place: its storage is the slab's own. Call on the engine thread.
+
+    It is whole as long as nothing is computed. The tokens stay with the sequence. While a generate runs, its
+    proposers' part is ahead of what is committed, and is left out.
+    """
+    slab, layers = sequence.slab, sequence.slab.geometry.model_layers
+    draft: dict[str, Tensor] = {}
+    if sequence.request is None:
+        draft |= sequence.draft.export() if sequence.draft is not None else {}
+        if slab.geometry.draft_layers:
+            draft[DRAFT_LAYERS] = slab.storage[layers:]
+    return SequenceState(
+        fingerprint,
+        geometry_name(slab.geometry),
+        slab.sink,
+        slab.committed,
+        tuple(sorted(sequence.eos_token_ids)),
+        NO_TOKENS,
+        slab.storage[:layers],
+        torch.from_numpy(slab.slot_positions()),
+        draft,
+        ready=DeviceEvent(slab.pool.device).record(),
+        recall=recall_of(sequence),
+    )
+
+
+def lifted(
+    state: SequenceState, geometry: SlabGeometry, device: torch.device, buffers: HostBuffers
+) -> SequenceState:
+    """A copy on the host of what lies in a lent slab, without slots that were never used."""
+    used = _used_slots(state, geometry)
+    layers, two, kv_heads, _, head_dim = state.storage.shape
+    # The engine's tensors are such, and so are buffers that it has filled.
+    with torch.inference_mode(), on_side_stream(device):
+        if state.ready is not None:
+            state.ready.block_stream()
+        storage = buffers.take((layers, two, kv_heads, used, head_dim), state.storage.dtype)
+        for copy, part in zip(geometry.by_slot(storage), geometry.by_slot(state.storage), strict=True):
+            copy.copy_(part[:, :, :, :used], non_blocking=True)
+        draft = {name: tensor.to("cpu", copy=True) for name, tensor in state.draft.items()}
+        DeviceEvent(device).record().wait()
+    return replace(state, storage=storage, positions=state.positions[:used], draft=draft, ready=None)
+
+
+def laid(slab: KVSlab, state: SequenceState, after: DeviceEvent) -> DeviceEvent:
+    """Fill a slab with the keys and values of a state, and the rest of it with zeros, when the device has got
+    to `after`. The event from which on it is whole. Not for the engine thread.
+    """
+    geometry, used = slab.geometry, state.storage.shape[3]
+    with torch.inference_mode(), on_side_stream(slab.pool.device):
+        after.block_stream()
+        model_layers = slab.storage[: geometry.model_layers]
+        pairs = zip(geometry.by_slot(model_layers), geometry.by_slot(state.storage), strict=True)
+        for part, kept in pairs:
+            part[:, :, :, :used].copy_(kept, non_blocking=True)
+            part[:, :, :, used:].zero_()
+        drafts, kept_drafts = slab.storage[geometry.model_layers :], state.draft.get(DRAFT_LAYERS)
+        if kept_drafts is not None and kept_drafts.shape == drafts.shape:
+            drafts.copy_(kept_drafts)
+        else:
+            drafts.zero_()
+        return DeviceEvent(slab.pool.device).record()
+
+
+def rebuild_start(length: int, sink: int, geometry: SlabGeometry, block: int) -> int:
+    """Where to begin to compute a history of `length` tokens again, behind its sinks, for an exact end.
+
+    What a layer keeps of a token depends on a window of the layer below. So it depends on nothing that is
+    further back than as many windows as there are layers. The place is a block's border; 0 is the beginning.
+    """
+    window = geometry.cache.capacity - sink
+    start = (length - geometry.model_layers * window) // block * block
+    return start if start > sink else 0
+
+
+def _used_slots(state: SequenceState, geometry: SlabGeometry) -> int:
+    """In the first lap of the ring, position p lies in slot p."""
+    slots = geometry.cache.slots
+    return max(state.committed, state.sink + 1) if state.committed <= slots else slots

@@ -1,0 +1,93 @@
+"""Launches of what drafting on the device needs beside the decoder's own operations."""
+
+import triton
+from torch import Tensor
+
+from kakeya.kernels.gpu import launches
+from kakeya.kernels.gpu.device import drafts
+from kakeya.kernels.gpu.interface import DraftTable, RowTable
+
+_COLUMNS = 1024
+
+
+class TritonDrafts:
+    """GpuDrafts in Triton."""
+
+    def __init__(self, launch: dict[str, bool]) -> None:
+        self._launch = launch
+
+    def input(
+        self,
+        table: Tensor,
+        token_ids: Tensor,
+        newest: Tensor,
+        rows: RowTable,
+        anchors: Tensor | None,
+        state: Tensor,
+        token_norm: Tensor,
+        state_norm: Tensor,
+        eps: float,
+        out: Tensor,
+    ) -> None:
+        count, n = state.shape
+        drafts.draft_input[(count,)](
+            table,
+            token_ids,
+            newest,
+            rows.slabs,
+            state if anchors is None else anchors,
+            state,
+            token_norm,
+            state_norm,
+            out,
+            eps,
+            N=n,
+            BLOCK=launches.power_of_two(n),
+            ANCHORED=anchors is not None,
+            **self._launch,
+        )
+
+    def take_columns(self, hidden: Tensor, out: Tensor, first: int) -> None:
+        count, n = hidden.shape
+        grid = (count, triton.cdiv(n, _COLUMNS))
+        drafts.take_columns[grid](hidden, out, first, out.stride(0), n, BLOCK=_COLUMNS, **self._launch)
+
+    def keep_anchors(self, features: Tensor, picked: Tensor | None, slabs: Tensor, anchors: Tensor) -> None:
+        n = features.shape[1]
+        drafts.keep_anchors[(len(slabs),)](
+            features,
+            slabs if picked is None else picked,
+            slabs,
+            anchors,
+            N=n,
+            BLOCK=launches.power_of_two(n),
+            PICKED=picked is not None,
+            **self._launch,
+        )
+
+    def judge(
+        self,
+        table: DraftTable,
+        sampled: Tensor,
+        newest: Tensor,
+        features: Tensor,
+        anchors: Tensor,
+        runs: Tensor,
+    ) -> None:
+        sessions, n = len(runs), features.shape[1]
+        drafts.judge_drafts[(sessions,)](
+            table.token_ids,
+            sampled,
+            table.slabs,
+            table.positions,
+            table.sampling_positions,
+            newest,
+            features,
+            anchors,
+            runs,
+            sessions,
+            N=n,
+            BLOCK=launches.power_of_two(n),
+            COUNT=runs.shape[1] - 2,
+            **self._launch,
+        )

@@ -1,0 +1,249 @@
+"""Sessions in a state directory: stored before their clients are told, and asleep when they have no slab."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from kakeya.engine.engine import Engine
+from kakeya.engine.recall import Retriever
+from kakeya.engine.sequence import TokenSequence
+from kakeya.engine.slab import SlabPool
+from kakeya.engine.state import RecallState, geometry_name
+from kakeya.engine.stream import EventStream
+from kakeya.errors import KakeyaError, SessionNotFound
+from kakeya.observer import EngineObserver
+from kakeya.sessions.answers import Answers, Call
+from kakeya.sessions.hibernation import Hibernation
+from kakeya.sessions.journal import GenerateJournal, StoredGenerate
+from kakeya.sessions.keeping import Keeping
+from kakeya.sessions.session import Asleep, Session
+from kakeya.sessions.shelf import Shelf, details_of
+from kakeya.sessions.store import SessionStore
+from kakeya.sessions.stored_stream import RecordedStoredStream, StoredStream
+from kakeya.storage.records import StoredSession
+from kakeya.storage.store import StateStore
+from kakeya.types import TierFacts
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+# A session that would have expired while no server ran can still be used for so long: clocks are set.
+_GRACE_S = 3600.0
+
+
+class Durable(Keeping):
+    """Over an open state directory, which it closes."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        engine: Engine,
+        pool: SlabPool,
+        fingerprint: str,
+        block: int,
+        sessions: SessionStore,
+        observer: EngineObserver,
+        retriever: Callable[[], Retriever | None] = lambda: None,
+    ) -> None:
+        """Raises ConfigError when the directory has sessions of another model or geometry."""
+        config = store.config
+        store.check_model(fingerprint, geometry_name(pool.geometry, spare=False))
+        self._store, self._sessions, self._geometry = store, sessions, pool.geometry
+        period = config.snapshot_tokens or pool.geometry.cache.window
+        self._shelf = Shelf(store, engine.moves, fingerprint, pool.geometry, period, observer)
+        self._tiers = Hibernation(
+            engine.moves, pool.geometry, self._shelf, config.host_tier_bytes, block, observer, retriever
+        )
+        self._shelf.start()
+
+    # What was there before.
+
+    def recovered(self) -> list[Session]:
+        """All sessions, asleep on the disk. Those that went on without being stored are lost."""
+        stored = self._store.sessions()
+        lost = [each for each in stored if each.is_open and not self._store.is_durable]
+        for each in lost:
+            self._store.delete(each.session_id)
+        if lost:
+            log.warning("%d sessions were awake when the last server died: durability is none", len(lost))
+        gone = {each.session_id for each in lost}
+        return [self._asleep(each) for each in stored if each.session_id not in gone]
+
+    def _asleep(self, stored: StoredSession) -> Session:
+        details, snapshot = stored.details, stored.snapshot
+        computed = 0 if snapshot is None else snapshot.computed
+        eos, recall = details.eos_token_ids, details.recall and RecallState.from_json(details.recall)
+        asleep = Asleep(stored.length, computed, stored.sink, eos, self._geometry, recall or None)
+        session = Session(
+            stored.session_id,
+            stored.owner,
+            details.client_label,
+            None,
+            stored.number,
+            asleep,
+            stored.history,
+            snapshot,
+            turns=details.turns,
+            generated_tokens=details.generated_tokens,
+        )
+        session.last_used_at -= self._idle_before(stored)
+        return session
+
+    def _idle_before(self, stored: StoredSession) -> float:
+        """Seconds since it was used, as far as clocks can be trusted."""
+        idle, ttl = max(0.0, time.time() - stored.used_at), self._store.config.hibernated_ttl_s
+        return idle if ttl is None else min(idle, max(0.0, ttl - _GRACE_S))
+
+    def recall_answers(self, answers: Answers) -> None:
+        """Remember what earlier processes answered."""
+        lengths = {each.session_id: each.length for each in self._store.sessions()}
+        for each in self._store.answers():
+            answer = each.answer
+            if each.call == "generate":
+                if each.session_id not in lengths:
+                    continue
+                answer = StoredGenerate.read(answer, lengths[each.session_id])
+            elif each.call in ("fork", "import"):
+                answer = (answer[0], answer[1])
+            answers.remember(each.owner, Call(each.call, each.session_id, each.request_id), answer)
+
+    def tell_again(self, session: Session, first: object) -> EventStream | None:
+        if not isinstance(first, StoredGenerate):
+            return None
+        return first.replay(self._store.tokens(session.history))
+
+    # Slabs.
+
+    @contextmanager
+    def working(self, session: Session) -> Iterator[TokenSequence]:
+        with session.lock:
+            self._check_there(session)
+            yield self._tiers.wake(session)
+
+    def with_slab(self, take: Callable[[], T]) -> T:
+        return self._tiers.with_slab(take)
+
+    @property
+    def could_leave(self) -> int:
+        return sum(session.state == "idle" for session in self._tiers.active)
+
+    # What happens to sessions.
+
+    def created(self, session: Session, call: Call, tokens: Sequence[int] = ()) -> None:
+        told = session.session_id if call.name == "create" else [session.session_id, len(tokens)]
+        answer = call.answered(session.owner, told)
+        kept = tokens if self._store.is_durable else ()
+        session.history = self._store.add(self._stored(session, 0), kept, answer).result()
+        self._tiers.came(session)
+
+    def forked(self, session: Session, original: Session, call: Call) -> None:
+        assert session.sequence is not None
+        length = session.sequence.committed
+        answer = call.answered(session.owner, [session.session_id, length])
+        stored = self._stored(session, length)
+        if self._store.is_durable:
+            added = self._store.fork(stored, original.history, original.session_id, answer)
+            session.history, session.snapshot = added.result()
+        else:
+            session.history = self._store.add(stored, (), answer).result()
+        self._tiers.came(session)
+
+    def appended(self, session: Session, length: int, tokens: Sequence[int], call: Call) -> None:
+        if self._store.is_durable:
+            answer = call.answered(session.owner, length)
+            start = length - len(tokens)
+            self._store.write(session.history, start, tokens, answer).result()
+
+    def stream(self, session: Session, call: Call, wake: Callable[[], None], limit: int) -> EventStream:
+        if not self._store.is_durable:
+            return super().stream(session, call, wake, limit)
+        stream = RecordedStoredStream(wake, limit) if call.request_id else StoredStream(wake)
+        stream.journal = GenerateJournal(self._store, session, call, self._shelf.progressed)
+        return stream
+
+    def rested(self, session: Session) -> None:
+        try:
+            self._shelf.rested(session, session.sequence.committed if session.sequence else 0)
+        except KakeyaError as error:  # closed: what is not stored here is counters
+            log.info("counters of a session are not stored: %s", error)
+
+    def recalled(self, session: Session) -> None:
+        self._shelf.note(session, is_open=True).result()
+
+    @contextmanager
+    def closing(self, session: Session) -> Iterator[None]:
+        with session.lock:
+            self._check_there(session)
+            self._store.delete(session.session_id)
+            self._tiers.went(session)
+            yield
+
+    def sweep(self, idle_ttl: float | None) -> list[Session]:
+        for session in self._tiers.active if idle_ttl is not None else ():
+            if session.idle_seconds >= (idle_ttl or 0) and session.lock.acquire(blocking=False):
+                try:
+                    self._tiers.sleep(session, on_disk=True)
+                finally:
+                    session.lock.release()
+        ttl = self._store.config.hibernated_ttl_s
+        if ttl is None:
+            return []
+        return [each for each in self._sessions.all() if each.asleep and each.idle_seconds >= ttl]
+
+    def tiers(self) -> TierFacts:
+        sessions = self._sessions.all()
+        host = sum(session.state == "host" for session in sessions)
+        active = [session for session in sessions if session.sequence is not None]
+        config = self._store.config
+        return TierFacts(
+            active=len(active),
+            host=host,
+            disk=len(sessions) - len(active) - host,
+            host_bytes=self._tiers.host_bytes,
+            disk_bytes=self._store.disk_bytes,
+            host_limit=config.host_tier_bytes,
+            disk_limit=config.disk_tier_bytes,
+            lag_tokens=max(map(_lag, sessions), default=0),
+        )
+
+    def close(self) -> None:
+        """Put every session to sleep on the disk, so that the next server need not compute anything."""
+        for session in self._sessions.all():
+            with session.lock:
+                try:
+                    self._tiers.settle_down(session)
+                except KakeyaError as error:
+                    log.error("session %s could not be stored: %s", session.session_id, error)
+        self._shelf.stop()
+
+    def end(self) -> None:
+        """The engine has ended, and nothing more happens."""
+        self._shelf.stop()
+        self._store.close()
+
+    def _check_there(self, session: Session) -> None:
+        """Raises SessionNotFound when it was closed while its lock was waited for."""
+        if self._sessions.get(session.session_id, session.owner) is not session:
+            raise SessionNotFound(f"no session {session.session_id!r}")
+
+    def _stored(self, session: Session, length: int) -> StoredSession:
+        assert session.sequence is not None
+        return StoredSession(
+            session.session_id,
+            session.owner,
+            session.number,
+            session.history,
+            length,
+            session.sequence.slab.sink,
+            details_of(session),
+            time.time(),
+            is_open=True,
+        )
+
+
+def _lag(session: Session) -> int:
+    """Tokens of a session that would have to be computed again after a crash."""
+    sequence, asleep = session.sequence, session.asleep
+    computed = sequence.slab.committed if sequence is not None else asleep.computed if asleep else 0
+    return computed - (0 if session.snapshot is None else session.snapshot.computed)

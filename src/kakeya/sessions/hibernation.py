@@ -1,0 +1,237 @@
+"""Sessions without a slab: they sleep in host memory, then on the disk, and wake when they are needed.
+
+The least recently used of the idle ones leaves first; one that works never does. Copies are made by the
+thread that needs the slab, beside the engine.
+"""
+
+import logging
+import threading
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from kakeya.engine.moves import Moves
+from kakeya.engine.recall import Retriever
+from kakeya.engine.request import FINISHED
+from kakeya.engine.sequence import TokenSequence
+from kakeya.engine.slab import SlabGeometry
+from kakeya.engine.state import SequenceState
+from kakeya.errors import Conflict, InvariantViolation, NoFreeSlab, SessionNotFound, StorageFailed
+from kakeya.observer import EngineObserver
+from kakeya.sessions.session import Asleep, Session
+from kakeya.sessions.shelf import Shelf
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+# How long a call waits for a slab while all of them work, and how often it looks again.
+PATIENCE_S = 30.0
+_LOOK_EVERY_S = 0.005
+
+
+class Hibernation:
+    """Who holds a session's lock may call `wake` and `sleep` for it. Safe from any thread."""
+
+    def __init__(
+        self,
+        moves: Moves,
+        geometry: SlabGeometry,
+        shelf: Shelf,
+        host_bytes: int,
+        block: int,
+        observer: EngineObserver,
+        retriever: Callable[[], Retriever | None] = lambda: None,
+        patience: float = PATIENCE_S,
+    ) -> None:
+        self._moves, self._geometry, self._shelf, self._block = moves, geometry, shelf, block
+        self._retriever = retriever
+        self._host_limit, self._observer, self._patience = host_bytes, observer, patience
+        self._lock = threading.Lock()
+        self._active: dict[Session, None] = {}
+        self._host: OrderedDict[Session, int] = OrderedDict()  # and their bytes, the oldest sleeper first
+
+    @property
+    def active(self) -> list[Session]:
+        with self._lock:
+            return list(self._active)
+
+    @property
+    def host_bytes(self) -> int:
+        with self._lock:
+            return sum(self._host.values())
+
+    @property
+    def host_limit(self) -> int:
+        return self._host_limit
+
+    def came(self, session: Session) -> None:
+        """It has a slab."""
+        with self._lock:
+            self._active[session] = None
+
+    def went(self, session: Session) -> None:
+        """It is no more."""
+        with self._lock:
+            self._active.pop(session, None)
+            self._host.pop(session, None)
+
+    # Slabs.
+
+    def with_slab(self, take: Callable[[], T]) -> T:
+        """What `take` returns, once a slab is free for it. Others are put to sleep for that.
+
+        Raises NoFreeSlab when all sessions go on working, and StorageFailed when there is no room to sleep.
+        """
+        end = time.monotonic() + self._patience
+        while True:
+            try:
+                return take()
+            except NoFreeSlab:
+                if self._make_room():
+                    continue
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(_LOOK_EVERY_S)
+
+    def _make_room(self) -> bool:
+        """Put the least recently used session that is idle to sleep; False when none is."""
+        for session in sorted(self.active, key=lambda each: each.last_used_at):
+            if session.lock.acquire(blocking=False):
+                try:
+                    if self.sleep(session):
+                        return True
+                finally:
+                    session.lock.release()
+        return False
+
+    # To sleep.
+
+    def sleep(self, session: Session, *, on_disk: bool = False) -> bool:
+        """Put it to sleep; False when it works or sleeps. Raises StorageFailed, and it stays awake."""
+        sequence = session.sequence
+        if sequence is None or sequence.error is not None or _works(sequence):
+            return False
+        try:
+            state = self._moves.lend(sequence)
+        except (Conflict, InvariantViolation, SessionNotFound):
+            return False
+        try:
+            session.asleep = self._put_away(session, state, sequence.tokens, on_disk=on_disk)
+        except BaseException:
+            self._moves.stay(sequence)
+            raise
+        session.sequence = None
+        with self._lock:
+            self._active.pop(session, None)
+        self._moves.leave(sequence)
+        return True
+
+    def settle_down(self, session: Session) -> None:
+        """Have it sleep on the disk, wherever it is. One that works stays. Raises StorageFailed."""
+        if not self.sleep(session, on_disk=True):
+            self._leave_host(session)
+
+    def _put_away(
+        self, session: Session, state: SequenceState, tokens: "array[int]", *, on_disk: bool
+    ) -> Asleep:
+        eos, length = state.eos_token_ids, len(tokens)
+        asleep = Asleep(length, state.committed, state.sink, eos, self._geometry, state.recall)
+        in_host = replace(asleep, state=state, tokens=tokens)
+        if not on_disk and self._make_host_room(in_host.bytes):
+            lifted = replace(in_host, state=self._moves.lift(state))
+            with self._lock:
+                self._host[session] = lifted.bytes
+            self._shelf.save_soon(session)
+            return lifted
+        if not self._shelf.is_saved(session, state.committed):
+            copy = self._moves.lift(state)
+            self._shelf.save(session, copy, tokens)
+            self._moves.buffers.give_back(copy.storage)
+        self._shelf.settle(session, tokens)
+        return asleep
+
+    def _make_host_room(self, needed: int) -> bool:
+        """Whether the host tier has room for so many bytes; older sleepers move to the disk for that."""
+        while self.host_bytes + needed > self._host_limit:
+            if needed > self._host_limit or not self._move_to_disk():
+                return False
+        return True
+
+    def _move_to_disk(self) -> bool:
+        """Move the oldest sleeper in host memory to the disk; False when none can be moved."""
+        with self._lock:
+            sleepers = list(self._host)
+        for session in sleepers:
+            if session.lock.acquire(blocking=False):
+                try:
+                    return self._leave_host(session)
+                except StorageFailed as error:
+                    log.warning("a sleeping session stays in host memory: %s", error)
+                    return False
+                finally:
+                    session.lock.release()
+        return False
+
+    def _leave_host(self, session: Session) -> bool:
+        asleep = session.asleep
+        if asleep is None or asleep.state is None or asleep.tokens is None:
+            return True  # it woke in the meantime
+        if not self._shelf.is_saved(session, asleep.computed):
+            self._shelf.save(session, asleep.state, asleep.tokens)
+        self._shelf.settle(session, asleep.tokens)
+        session.asleep = replace(asleep, state=None, tokens=None)
+        with self._lock:
+            self._host.pop(session, None)
+        self._recycle(session, asleep.state)
+        return True
+
+    # And back.
+
+    def wake(self, session: Session) -> TokenSequence:
+        """Give it a slab. Raises NoFreeSlab, StorageFailed, and StateDamaged when its history is lost."""
+        if session.sequence is not None:
+            return session.sequence
+        began, asleep = time.monotonic(), session.asleep
+        assert asleep is not None
+        state, tokens = asleep.state, asleep.tokens
+        if state is None or tokens is None:
+            state, tokens = self._shelf.load(session, asleep)
+        sequence = self._enter(session, asleep, state, tokens)
+        self._shelf.woken(session)
+        session.sequence, session.asleep = sequence, None
+        with self._lock:
+            self._host.pop(session, None)
+            self._active[session] = None
+        if asleep.state is not None:
+            self._recycle(session, asleep.state)
+        self._observer.session_woken(asleep.place, time.monotonic() - began)
+        return sequence
+
+    def _enter(
+        self, session: Session, asleep: Asleep, state: SequenceState | None, tokens: "array[int]"
+    ) -> TokenSequence:
+        recall = asleep.recall
+        if recall is not None:  # its slots hold what the state says, and what a client named is newer
+            recall = replace(recall, recalled=state.recall.recalled if state and state.recall else ())
+        prepare = partial(self._moves.prepare, session.owner, asleep.eos_token_ids, asleep.sink)
+        prepared = self.with_slab(lambda: prepare(recall, self._retriever(), clean=state is None))
+        try:
+            if state is None:
+                return self._moves.rebuild(prepared, tokens, self._block)
+            return self._moves.enter(prepared, state, tokens)
+        except BaseException:
+            self._moves.leave(prepared.sequence)
+            raise
+
+    def _recycle(self, session: Session, state: SequenceState) -> None:
+        if not self._shelf.is_being_saved(session):
+            self._moves.buffers.give_back(state.storage)
+
+
+def _works(sequence: TokenSequence) -> bool:
+    """Whether it surely generates: others are asked on the engine thread, at most a step later."""
+    request = sequence.request
+    return request is not None and request.state is not FINISHED

@@ -1,0 +1,82 @@
+"""What is kept of sessions beside the engine's memory. Without a state directory: nothing.
+
+`Durable` keeps them in a state directory, and lets those without a slab sleep.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from kakeya.engine.sequence import TokenSequence
+from kakeya.engine.stream import EventStream
+from kakeya.sessions.answers import Call
+from kakeya.sessions.recording import RecordedStream
+from kakeya.sessions.session import Session
+from kakeya.types import TierFacts
+
+T = TypeVar("T")
+
+
+class Keeping:
+    """Is told of each session before its client is. A session lives and ends with its slab."""
+
+    def recovered(self) -> Iterable[Session]:
+        """The sessions that were there before the process."""
+        return ()
+
+    @contextmanager
+    def working(self, session: Session) -> Iterator[TokenSequence]:
+        """Its sequence, to change its history; it keeps its slab meanwhile. Raises SessionNotFound."""
+        assert session.sequence is not None, "nobody sleeps without a state directory"
+        yield session.sequence
+
+    def with_slab(self, take: Callable[[], T]) -> T:
+        """What `take` returns, which takes a slab. Raises ResourceExhausted when none can be had."""
+        return take()
+
+    @property
+    def could_leave(self) -> int:
+        """How many sessions could make room for others."""
+        return 0
+
+    def created(self, session: Session, call: Call, tokens: Sequence[int] = ()) -> None:
+        """A session is there, with these tokens. Raises StorageFailed, and then it must go."""
+
+    def forked(self, session: Session, original: Session, call: Call) -> None:
+        """A session is there with the original's history. Raises StorageFailed, and then it must go."""
+
+    def appended(self, session: Session, length: int, tokens: Sequence[int], call: Call) -> None:
+        """The history has grown to `length` by these tokens. Raises StorageFailed: take them back."""
+
+    def stream(self, session: Session, call: Call, wake: Callable[[], None], limit: int) -> EventStream:
+        """The stream of a generate. It records up to `limit` events if the call can be repeated."""
+        return RecordedStream(wake, limit) if call.request_id else EventStream(wake)
+
+    def rested(self, session: Session) -> None:
+        """A generate is over. Called on the engine thread."""
+
+    def tell_again(self, session: Session, first: object) -> EventStream | None:
+        """The events of a generate that another process has answered; None for one of this process."""
+        return None
+
+    def recalled(self, session: Session) -> None:
+        """A client has named what it shall see again. Raises StorageFailed: it may be lost."""
+
+    @contextmanager
+    def closing(self, session: Session) -> Iterator[None]:
+        """Nothing is left of it when the body runs. Raises StorageFailed, and then it stays."""
+        yield
+
+    def sweep(self, idle_ttl: float | None) -> list[Session]:
+        """Put idle sessions to sleep; those that have expired, to be closed."""
+        return []
+
+    def tiers(self) -> TierFacts | None:
+        """Where sessions sleep, in numbers; None where none does."""
+        return None
+
+    def close(self) -> None:
+        """The engine ends after this."""
+
+    def end(self) -> None:
+        """The engine has ended."""

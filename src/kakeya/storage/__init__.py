@@ -1,0 +1,1 @@
+"""What outlives the process: a directory with a database of sessions and files with their keys and values."""

@@ -1,0 +1,144 @@
+"""The database: one thread owns its connection, and all work that waits shares one transaction.
+
+So a token that many streams store at the same moment costs one commit, and nobody but that thread waits for
+the disk.
+"""
+
+import logging
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kakeya.errors import ConfigError, KakeyaError, StorageFailed, Unavailable
+from kakeya.storage.files import Files, told
+from kakeya.storage.schema import migrate
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is to be done in a transaction. It may be done again if the transaction fails."""
+
+    run: Callable[[sqlite3.Connection], Any]
+    reply: "Future[Any]"
+
+
+class Database:
+    """Work may be submitted from any thread. Its reply comes when the transaction is committed."""
+
+    def __init__(self, path: Path, files: Files, *, sync: bool) -> None:
+        """Open or make it, and bring its tables up to date. Raises ConfigError."""
+        self._files = files
+        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._door = threading.Lock()
+        self._closed = False
+        try:
+            self._connection = _connect(path, sync=sync)
+            migrate(self._connection)
+        except sqlite3.Error as error:
+            raise ConfigError(f"the database {path} cannot be opened: {error}") from error
+        self._thread = threading.Thread(target=self._live, name="kakeya-storage", daemon=True)
+        self._thread.start()
+
+    def submit(self, run: "Callable[[sqlite3.Connection], T]") -> "Future[T]":
+        """Do it in a transaction; the reply is its result once that is stored, or StorageFailed.
+
+        What `run` raises is the reply, and the transaction goes on: it must raise before it writes.
+        """
+        reply: Future[T] = Future()
+        with self._door:
+            if self._closed:
+                raise Unavailable("the state directory is closed")
+            self._queue.put(_Work(run, reply))
+        return reply
+
+    def ask(self, run: "Callable[[sqlite3.Connection], T]") -> T:
+        """Do it, and wait until it is stored."""
+        return self.submit(run).result()
+
+    def close(self) -> None:
+        """Do what waits, and end. Idempotent."""
+        with self._door:
+            if self._closed:
+                return
+            self._closed = True
+            self._queue.put(None)
+        self._thread.join()
+        with told("cannot close the database"):
+            self._connection.close()
+
+    def _live(self) -> None:
+        while True:
+            group = self._next_group()
+            works = [work for work in group if work is not None]
+            if works:
+                self._do_all(works)
+            if len(works) < len(group):
+                return
+
+    def _next_group(self) -> list[_Work | None]:
+        group = [self._queue.get()]
+        while True:
+            try:
+                group.append(self._queue.get_nowait())
+            except queue.Empty:
+                return group
+
+    def _do_all(self, works: Sequence[_Work]) -> None:
+        """All in one transaction. If that cannot be stored, each in its own, so that only some fail."""
+        try:
+            replies = self._transact(works)
+        except StorageFailed as error:
+            if len(works) == 1:
+                log.error("the state directory failed: %s", error)
+                works[0].reply.set_exception(error)
+                return
+            for work in works:
+                self._do_all([work])
+            return
+        for work, (result, refusal) in zip(works, replies, strict=True):
+            if refusal is None:
+                work.reply.set_result(result)
+            else:
+                work.reply.set_exception(refusal)
+
+    def _transact(self, works: Sequence[_Work]) -> list[tuple[Any, Exception | None]]:
+        with told("cannot store"):
+            self._connection.execute("BEGIN")
+            try:
+                replies = [self._attempt(work) for work in works]
+                self._files.commit(self._connection)
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+        return replies
+
+    def _attempt(self, work: _Work) -> tuple[Any, Exception | None]:
+        """Its result, or what it refuses with; errors of the database are the transaction's."""
+        try:
+            return work.run(self._connection), None
+        except sqlite3.Error:
+            raise
+        except Exception as error:
+            if not isinstance(error, KakeyaError):
+                log.exception("work on the database failed")
+            return None, error
+
+
+def _connect(path: Path, *, sync: bool) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    path.chmod(0o600)
+    connection.execute("PRAGMA journal_mode = WAL")
+    # Without `sync` the system has what was committed, which outlives this process but not a loss of power.
+    connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'OFF'}")
+    connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
+    connection.execute("PRAGMA foreign_keys = ON")
+    return connection

@@ -1,0 +1,116 @@
+"""What a drafting step needs: attention of a few new tokens, small matmuls, the drafter's input, judging."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from kakeya.kernels.gpu import DraftTable
+from support.gpu_kernels import Bench, Case, Sessions, same_bits
+
+LEAN = Case(heads=1, head_dim=16, capacity=20, spare=8, sinks=(2, 0, 9))
+CASES = {
+    "three share one": replace(LEAN, heads=3),
+    "a head each, normed and capped": replace(LEAN, heads=2, kv_heads=2, head_norms=True, softcap=2.0),
+    "local window": replace(LEAN, local_window=3),
+    "local window inside the sinks": replace(LEAN, local_window=15, sinks=(10, 2, 17)),
+    "hardly any ring": replace(LEAN, sinks=(19, 18, 14)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("places", "splits"), [(4, 1), (8, 2)])
+def test_new_tokens_attend_together(bench: Bench, name: str, places: int, splits: int) -> None:
+    """From the first token on, through a turn of the ring, beside a session of padding."""
+    sessions = Sessions(bench, CASES[name], splits=splits)
+    sessions.prefill([sessions.block(1, 13)])
+    sessions.expected_pool.copy_(sessions.pool)
+    for _ in range(2 + 24 // places):
+        blocks = [sessions.block(session, places) for session in (2, 1)]
+        expected = sessions.expected(blocks)
+        assert bench.near(sessions.draft(blocks, padding=1), expected)
+    held = ~sessions.expected_pool.isnan()
+    assert torch.equal(held, ~sessions.pool.isnan().cpu())
+    assert bench.near(sessions.pool.cpu()[held], sessions.expected_pool[held])
+
+
+def test_padding_alone_attends_to_nothing(bench: Bench) -> None:
+    sessions = Sessions(bench, LEAN, splits=2)
+    before = sessions.pool.clone()
+    qkv, rotations = sessions.together([sessions.block(0, 4)], 0)
+    rows = bench.rows([-1] * 4, [0] * 4, [0] * 4)
+    out = bench.unset(4, sessions.case.heads * sessions.case.head_dim)
+    bench.kernels.draft_attention(qkv, sessions.layer, rotations, rows, 1, 2, sessions.scratch, out)
+    assert same_bits(sessions.pool, before)
+
+
+@pytest.mark.parametrize("rows", [2, 8, 11])
+def test_a_few_rows_are_normed_gated_and_added(bench: Bench, rows: int) -> None:
+    hidden, norm, inner = bench.floats(rows, 64), bench.floats(64), 40
+    gate_up, down = bench.element(2 * inner, 64), bench.element(64, 128)
+    gated, expected = bench.unset(rows, inner), functional.rms_norm(hidden, (64,), norm, 1e-6)
+    gate, up = functional.linear(expected.float(), gate_up.float()).chunk(2, 1)
+    bench.kernels.gemv(hidden, gate_up, gated, norm=norm, eps=1e-6, gate="silu")
+    assert bench.near(gated, functional.silu(gate) * up, slack=2)
+    wide = bench.element(rows, 128)
+    expected = hidden + functional.linear(wide.float(), down.float())
+    bench.kernels.gemv(wide, down, hidden, residual=hidden)
+    assert bench.near(hidden, expected)
+
+
+def test_a_drafter_reads_the_newest_token_and_its_anchor(bench: Bench) -> None:
+    table, anchors, weights = bench.element(9, 24), bench.floats(5, 24), bench.floats(2, 24)
+    rows = bench.rows([3, 1, -1], [0, 0, 0], [0, 0, 0])
+    tokens, newest = bench.ints([-1, 4, 0]), bench.ints([0, 0, 0, 7, 0])
+    state, out = bench.floats(3, 24), bench.unset(3, 48)
+    later, drafts = state.clone(), bench.kernels.drafts
+    drafts.input(table, tokens, newest, rows, anchors, state, weights[0], weights[1], 1e-6, out)
+    assert torch.equal(state[:2], anchors[[3, 1]])
+    embedding = functional.rms_norm(table[[7, 4]].float(), (24,), weights[0], 1e-6)
+    assert bench.near(out[:2, :24], embedding)
+    assert bench.near(out[:2, 24:], functional.rms_norm(anchors[[3, 1]], (24,), weights[1], 1e-6))
+    drafts.input(table, tokens, newest, rows, None, later, weights[0], weights[1], 1e-6, out)
+    assert bench.near(out[:, 24:], functional.rms_norm(later, (24,), weights[1], 1e-6))
+
+
+def test_columns_are_taken(bench: Bench) -> None:
+    hidden, out = bench.floats(3, 24), bench.unset(3, 72)
+    bench.kernels.drafts.take_columns(hidden, out, 24)
+    assert torch.equal(out[:, 24:48], hidden.to(bench.dtype))
+    assert out[:, :24].isnan().all()
+    assert out[:, 48:].isnan().all()
+
+
+def test_anchors_are_kept_by_slab(bench: Bench) -> None:
+    features, anchors = bench.floats(4, 24), bench.floats(5, 24)
+    expected = anchors.clone()
+    bench.kernels.drafts.keep_anchors(features, None, bench.ints([2, -1, 0, 4]), anchors)
+    expected[[2, 0, 4]] = features[[0, 2, 3]]
+    assert torch.equal(anchors, expected)
+    bench.kernels.drafts.keep_anchors(features, bench.ints([3, 1]), bench.ints([0, -1]), anchors)
+    expected[0] = features[3]
+    assert torch.equal(anchors, expected)
+
+
+def test_a_draft_is_kept_as_far_as_it_is_right(bench: Bench) -> None:
+    """Four sessions: all right, none right, right again behind a wrong one, and padding."""
+    guesses = [[11, 12, 13], [21, 22, 23], [31, 0, 33], [7, 7, 7]]
+    chosen = [[11, 12, 13, 14], [20, 22, 23, 24], [31, 32, 33, 34], [9, 9, 9, 9]]
+    sessions, slabs = 4, [3, 0, 2, -1]
+    tokens = bench.ints([-1] * 4 + [guesses[s][place] for place in range(3) for s in range(4)])
+    sampled = bench.ints([chosen[s][place] for place in range(4) for s in range(4)])
+    positions = bench.ints([10 * s + place for place in range(4) for s in range(4)])
+    table = DraftTable(tokens, bench.ints(slabs * 4), positions, positions.clone())
+    newest, anchors, features = bench.ints([0] * 5), bench.floats(5, 24), bench.floats(16, 24)
+    runs = torch.zeros(sessions, 5, dtype=torch.int32, device=bench.device)
+    bench.kernels.drafts.judge(table, sampled, newest, features, anchors, runs)
+    assert runs[:3].tolist() == [[4, *chosen[0]], [1, *chosen[1]], [2, *chosen[2]]]
+    assert [newest[slab].item() for slab in slabs[:3]] == [14, 20, 32]
+    for slab, row in zip(slabs[:3], (3 * 4 + 0, 0 * 4 + 1, 1 * 4 + 2), strict=True):
+        assert torch.equal(anchors[slab], features[row])
+    starts = [0 + 4, 10 + 1, 20 + 2]
+    for s, start in enumerate(starts):
+        assert table.positions[s::4].tolist() == [start + place for place in range(4)]
+        assert table.sampling_positions[s::4].tolist() == [start + place + 1 for place in range(4)]
+        assert table.token_ids[s].item() == -1

@@ -1,0 +1,313 @@
+"""Sessions in a state directory: what was acknowledged is there after the process, and goes on exactly."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kakeya.config import CacheConfig, RuntimeConfig, StateConfig
+from kakeya.errors import ConfigError, NoFreeSlab, SessionNotFound, StorageFailed
+from kakeya.runtime import Runtime
+from kakeya.types import DoneEvent, Durability, Numerics, SamplingParams, StopReason, TokenEvent, TokenRange
+from support import tiny
+from support.tiny import PROMPT, answer, new_session
+
+Open = Callable[..., Runtime]
+Crashed = Callable[..., Path]
+SEEDED = SamplingParams(temperature=1.0, seed=7)
+CONFIG = tiny.engine_config(threads=1, capacity=2, numerics=Numerics.EXACT)
+
+
+def kept(directory: Path, **changes: object) -> RuntimeConfig:
+    state = replace(StateConfig(directory, snapshot_tokens=6), **changes)
+    return RuntimeConfig(session_idle_ttl_s=None, state=state)
+
+
+def tokens(events: list[object]) -> list[int]:
+    return [event.token_id for event in events if isinstance(event, TokenEvent)]
+
+
+@pytest.fixture
+def alone(open_tiny: Open) -> Runtime:
+    """What an uninterrupted session says."""
+    return open_tiny(CONFIG)
+
+
+def test_a_session_survives_the_process(
+    open_tiny: Open, alone: Runtime, tmp_path: Path, crashed: Crashed
+) -> None:
+    first = open_tiny(CONFIG, settings=kept(tmp_path / "a"))
+    here, there = new_session(alone), new_session(first)
+    expected = [tokens(answer(alone, here, 30, sampling=SEEDED))]
+    assert tokens(answer(first, there, 30, sampling=SEEDED)) == expected[0]
+    first.append(there, [3, 4])
+    alone.append(here, [3, 4])
+    second = open_tiny(CONFIG, settings=kept(crashed(tmp_path / "a", tmp_path / "b")))
+    info = second.info(there)
+    assert (info.state, info.history_length) == ("disk", len(PROMPT) + 32)
+    assert tokens(answer(second, there, 9, sampling=SEEDED)) == tokens(
+        answer(alone, here, 9, sampling=SEEDED)
+    )
+    assert second.info(there).state == "idle"
+
+
+@pytest.mark.parametrize("host_bytes", [0, 2**30])
+def test_more_sessions_than_slabs(open_tiny: Open, alone: Runtime, tmp_path: Path, host_bytes: int) -> None:
+    runtime = open_tiny(CONFIG, settings=kept(tmp_path / "a", host_tier_bytes=host_bytes))
+    prompts = [[5 + n, 9, 22, 13, 7 + n] for n in range(6)]
+    sessions = [new_session(runtime, prompt) for prompt in prompts]
+    said: list[list[int]] = [[] for _ in sessions]
+    for _ in range(3):
+        for place, session in enumerate(sessions):
+            said[place] += tokens(answer(runtime, session, 7))
+            runtime.append(session, [11, 12])
+    for place, prompt in enumerate(prompts):
+        solo = new_session(alone, prompt)
+        expected: list[int] = []
+        for _ in range(3):
+            expected += tokens(answer(alone, solo, 7))
+            alone.append(solo, [11, 12])
+        alone.close_session(solo)
+        assert said[place] == expected
+    tiers = runtime.tiers()
+    assert tiers is not None
+    assert (tiers.active, tiers.host + tiers.disk) == (2, 4)
+    assert (tiers.host > 0) == (host_bytes > 0)
+
+
+def test_a_stream_is_stored_before_it_is_read(
+    open_tiny: Open, alone: Runtime, tmp_path: Path, crashed: Crashed
+) -> None:
+    first = open_tiny(CONFIG, settings=kept(tmp_path / "a"))
+    session = new_session(first)
+    stream = first.generate(session, 40, SEEDED, request_id="g")
+    seen = [stream.next_event() for _ in range(5)]
+    second = open_tiny(CONFIG, settings=kept(crashed(tmp_path / "a", tmp_path / "b")))
+    stream.cancel()
+    replayed = answer(second, session, 40, sampling=SEEDED, request_id="g")
+    assert replayed[:5] == seen
+    assert isinstance(replayed[-1], DoneEvent)
+    assert replayed[-1].stop_reason is StopReason.CANCELLED
+    left = 40 - replayed[-1].generated_token_count
+    rest = tokens(answer(second, session, left, sampling=SEEDED))
+    assert tokens(replayed) + rest == tokens(answer(alone, new_session(alone), 40, sampling=SEEDED))
+
+
+def test_what_a_cancel_takes_back_is_not_stored(open_tiny: Open, tmp_path: Path, crashed: Crashed) -> None:
+    first = open_tiny(CONFIG, settings=kept(tmp_path / "a"))
+    session = new_session(first)
+    stream = first.generate(session, 40, request_id="g")
+    taken = [stream.next_event() for _ in range(3)]
+    stream.cancel()
+    events = list(stream)
+    assert isinstance(events[-1], DoneEvent)
+    assert events[-1].stop_reason is StopReason.CANCELLED
+    second = open_tiny(CONFIG, settings=kept(crashed(tmp_path / "a", tmp_path / "b")))
+    length = len(PROMPT) + events[-1].generated_token_count
+    assert second.info(session).history_length == length == first.info(session).history_length
+    assert answer(second, session, 40, request_id="g")[:3] == taken
+    assert second.append(session, [4]) == length + 1
+
+
+def test_request_ids_are_known_after_a_restart(open_tiny: Open, tmp_path: Path, crashed: Crashed) -> None:
+    first = open_tiny(CONFIG, settings=kept(tmp_path / "a"))
+    session = first.create_session(eos_token_ids=(), request_id="c")
+    assert first.append(session, PROMPT, request_id="a") == 5
+    told = SamplingParams(logprobs=True, top_logprobs=2)
+    events = answer(first, session, 4, sampling=told, request_id="g")
+    fork = first.fork(session, request_id="f")
+    second = open_tiny(CONFIG, settings=kept(crashed(tmp_path / "a", tmp_path / "b")))
+    assert second.create_session(eos_token_ids=(), request_id="c") == session
+    assert second.append(session, PROMPT, request_id="a") == 5
+    assert answer(second, session, 4, sampling=told, request_id="g") == events
+    assert second.fork(session, request_id="f") == fork
+    assert second.info(session).history_length == 9
+
+
+def test_a_fork_shares_what_is_stored(
+    open_tiny: Open, alone: Runtime, tmp_path: Path, crashed: Crashed
+) -> None:
+    first = open_tiny(CONFIG, settings=kept(tmp_path / "a"))
+    session = new_session(first)
+    answer(first, session, 20)
+    fork, length = first.fork(session)
+    first.append(session, [3])
+    first.append(fork, [4])
+    first.close_session(session)
+    second = open_tiny(CONFIG, settings=kept(crashed(tmp_path / "a", tmp_path / "b")))
+    solo = new_session(alone)
+    answer(alone, solo, 20)
+    alone.append(solo, [4])
+    assert second.info(fork).history_length == length + 1
+    assert tokens(answer(second, fork, 12)) == tokens(answer(alone, solo, 12))
+    with pytest.raises(SessionNotFound):
+        second.info(session)
+    second.close_session(fork)
+    assert (
+        second._keeping._store.submit(lambda db: db.execute("SELECT * FROM segments").fetchall()).result()
+        == []
+    )
+    assert list((tmp_path / "b" / "snapshots").iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
+def test_a_damaged_snapshot_is_computed_again(
+    open_tiny: Open, alone: Runtime, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_tiny(CONFIG, settings=kept(tmp_path / "a")) as first:
+        session = new_session(first)
+        answer(first, session, 60, sampling=SEEDED)
+    (file,) = (tmp_path / "a" / "snapshots").iterdir()
+    contents = bytearray(file.read_bytes())
+    contents[-100] ^= 4
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(contents[:-50] if damage == "cut" else contents)
+    second = open_tiny(CONFIG, settings=kept(tmp_path / "a"))
+    done = answer(second, session, 20, sampling=SEEDED)
+    assert "damaged" in caplog.text
+    solo = new_session(alone)
+    answer(alone, solo, 60, sampling=SEEDED)
+    assert tokens(done) == tokens(answer(alone, solo, 20, sampling=SEEDED))
+    computed = len(PROMPT) + 60 - done[-1].cached_token_count
+    assert computed <= 2 * 8 + CONFIG.block_tokens
+
+
+def test_nothing_is_readable_when_it_is_encrypted(open_tiny: Open, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("a key of some length")
+    settings = kept(tmp_path / "a", key_file=tmp_path / "key")
+    with open_tiny(CONFIG, settings=settings) as first:
+        session = new_session(first, client_label="a secret label")
+        answer(first, session, 20)
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file())
+    assert b"a secret label" not in stored
+    assert b"keys" not in stored
+    with pytest.raises(ConfigError, match="another key, or with none"):
+        open_tiny(CONFIG, settings=kept(tmp_path / "a"))
+    second = open_tiny(CONFIG, settings=settings)
+    assert second.info(session).client_label == "a secret label"
+    assert len(answer(second, session, 3)) == 5
+
+
+def test_two_servers_cannot_share_a_directory(open_tiny: Open, tmp_path: Path) -> None:
+    open_tiny(CONFIG, settings=kept(tmp_path / "a"))
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
+    with pytest.raises(ConfigError, match="in use by process"):
+        open_tiny(CONFIG, settings=kept(tmp_path / "a"))
+
+
+def test_another_geometry_is_refused_by_name(open_tiny: Open, tmp_path: Path) -> None:
+    open_tiny(CONFIG, settings=kept(tmp_path / "a")).close()
+    with pytest.raises(ConfigError, match="another cache geometry.*window"):
+        open_tiny(tiny.engine_config(window=9, threads=1), settings=kept(tmp_path / "a"))
+
+
+def test_without_durability_a_clean_end_keeps_sessions(
+    open_tiny: Open, alone: Runtime, tmp_path: Path, crashed: Crashed
+) -> None:
+    settings = kept(tmp_path / "a", durability=Durability.NONE)
+    with open_tiny(CONFIG, settings=settings) as first:
+        session = new_session(first)
+        answer(first, session, 20)
+        copy = crashed(tmp_path / "a", tmp_path / "b")
+        lost = open_tiny(CONFIG, settings=kept(copy, durability=Durability.NONE))
+        with pytest.raises(SessionNotFound):
+            lost.info(session)
+    second = open_tiny(CONFIG, settings=settings)
+    solo = new_session(alone)
+    answer(alone, solo, 20)
+    assert tokens(answer(second, session, 9)) == tokens(answer(alone, solo, 9))
+
+
+def test_a_working_session_never_sleeps(
+    open_tiny: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = open_tiny(CONFIG, settings=kept(tmp_path / "a"))
+    monkeypatch.setattr(runtime._keeping._tiers, "_patience", 0.05)
+    streams = [runtime.generate(new_session(runtime), 30) for _ in range(2)]
+    for stream in streams:
+        stream.next_event()
+    with pytest.raises(NoFreeSlab):
+        runtime.create_session()
+    assert [len(list(stream)) for stream in streams] == [30, 30]
+    assert runtime.create_session()
+
+
+def test_full_tiers_refuse_and_lose_nothing(open_tiny: Open, tmp_path: Path) -> None:
+    settings = kept(tmp_path / "a", host_tier_bytes=0, disk_tier_bytes=3000, snapshot_tokens=10**6)
+    runtime = open_tiny(CONFIG, settings=settings)
+    sessions = [new_session(runtime) for _ in range(2)]
+    said = [answer(runtime, session, 9) for session in sessions]
+    with pytest.raises(StorageFailed, match="the disk tier is full"):
+        runtime.create_session()
+    assert said[0][:-1] == said[1][:-1]
+    assert all(len(answer(runtime, session, 3)) == 5 for session in sessions)
+    runtime.close_session(sessions[0])
+    assert runtime.create_session()
+
+
+def test_what_was_recalled_sleeps_too(open_tiny: Open, tmp_path: Path, crashed: Crashed) -> None:
+    """Sessions that see parts of their past again, by turns on one slab, beside one that never sleeps."""
+    cache = CacheConfig(sink=2, window=160, spare=4, recall=12)
+    config = replace(CONFIG, cache=cache, capacity=1)
+    slept = open_tiny(config, settings=kept(tmp_path / "a", host_tier_bytes=0))
+    awake = open_tiny(replace(config, capacity=2))
+    texts = [[7 + n * 3 % 40 for n in range(300)], [9 + n * 7 % 40 for n in range(320)]]
+    said = []
+    for runtime in (slept, awake):
+        sessions = [new_session(runtime, text, recall_tokens=12) for text in texts]
+        runtime.recall(sessions[0], [TokenRange(30, 36)], remember=True)
+        said.append([])
+        for _ in range(3):
+            for session in sessions:
+                said[-1].append(tokens(answer(runtime, session, 5)))
+                runtime.append(session, [11, 12, 13])
+    assert said[0] == said[1]
+    first = slept.list_sessions()[0][0]
+    assert (first.recall_tokens, first.remembered) == (12, (TokenRange(30, 36),))
+    assert first.recalled
+    assert slept.recalled(first.session_id).keys() == set(first.recalled)
+    later = open_tiny(config, settings=kept(crashed(tmp_path / "a", tmp_path / "b")))
+    assert later.info(first.session_id).remembered == (TokenRange(30, 36),)
+    file = b"".join(later.export_bytes(first.session_id))
+    moved, length = later.import_bytes(file)
+    assert later.info(moved).remembered == (TokenRange(30, 36),)
+    assert length == first.history_length
+
+
+def test_the_host_tier_is_bounded_and_the_oldest_leaves_it_first(open_tiny: Open, tmp_path: Path) -> None:
+    runtime = open_tiny(CONFIG, settings=kept(tmp_path / "a", host_tier_bytes=15_000))
+    sessions = [new_session(runtime) for _ in range(6)]
+    said = [tokens(answer(runtime, session, 20)) for session in sessions]
+    assert said == said[:1] * 6
+    tiers = runtime.tiers()
+    assert tiers is not None
+    assert 0 < tiers.host_bytes <= 15_000
+    assert (tiers.host, tiers.disk) == (2, 2)
+    assert [runtime.info(session).state for session in sessions[:4]] == ["disk", "disk", "host", "host"]
+    assert runtime.free_slabs == 2
+    assert runtime.score(PROMPT).shape[0] == len(PROMPT)
+
+
+def test_idle_sessions_sleep_and_then_expire(
+    open_tiny: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(kept(tmp_path / "a", hibernated_ttl_s=1e6), session_idle_ttl_s=1000.0)
+    runtime = open_tiny(CONFIG, settings=settings)
+    old, new = new_session(runtime), new_session(runtime)
+    answer(runtime, old, 3)
+    runtime._store.get(old, "local").last_used_at -= 2000.0
+    assert runtime.sweep() == 0
+    assert [runtime.info(each).state for each in (old, new)] == ["disk", "idle"]
+    runtime._store.get(old, "local").last_used_at -= 1e6
+    assert runtime.sweep() == 1
+    with pytest.raises(SessionNotFound):
+        runtime.info(old)
+    # A clock that was set ahead costs nobody a session at the start.
+    runtime.close()
+    monkeypatch.setattr("kakeya.sessions.durable.time.time", lambda: 1e12)
+    later = open_tiny(CONFIG, settings=settings)
+    assert later.sweep() == 0
+    assert later.info(new).idle_seconds < 1e6 - 3000

@@ -1,0 +1,93 @@
+"""The door of a state directory: what is stored is there again, and what nobody needs is gone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kakeya.config import StateConfig
+from kakeya.errors import ConfigError, StateDamaged, StorageFailed
+from kakeya.storage.files import Files
+from kakeya.storage.records import Details, StoredAnswer, StoredSession
+from kakeya.storage.store import StateStore
+
+SESSION = StoredSession("s", "me", 1, 0, 0, 4, Details("label", (1, 2)), 5.0, is_open=True)
+
+
+class Stuck(Files):
+    """Cannot remove anything."""
+
+    def remove(self, path: Path) -> None:
+        raise StorageFailed("stuck")
+
+
+def test_what_is_stored_is_there_again(tmp_path: Path) -> None:
+    store = StateStore(StateConfig(tmp_path), 10)
+    history = store.add(SESSION, [7, 8, 9]).result()
+    store.write(history, 3, [10], StoredAnswer("me", "append", "s", "r", 4)).result()
+    snapshot = store.save("s", history, b"contents", 3)
+    store.update("s", Details("other", (1,), 2, 3), 6.0, is_open=False).result()
+    store.close()
+    store = StateStore(StateConfig(tmp_path), 10)
+    (found,) = store.sessions()
+    expected = replace(SESSION, history=history, length=4, details=Details("other", (1,), 2, 3), used_at=6.0)
+    assert found == replace(expected, is_open=False, snapshot=snapshot)
+    assert store.tokens(history).tolist() == [7, 8, 9, 10]
+    assert bytes(store.load(snapshot)) == b"contents"
+    assert [answer.answer for answer in store.answers()] == [4]
+    store.delete("s")
+    store.delete("s")
+    assert (store.sessions(), store.answers(), store.disk_bytes) == ([], [], 0)
+    with pytest.raises(StateDamaged, match="is gone"):
+        store.load(snapshot)
+    store.close()
+
+
+def test_a_snapshot_of_a_deleted_session_is_not_kept(tmp_path: Path) -> None:
+    store = StateStore(StateConfig(tmp_path), 10)
+    store.save("nobody", 1, b"contents", 3)
+    assert list((tmp_path / "snapshots").iterdir()) == []
+    store.close()
+
+
+def test_files_without_a_session_are_removed_at_the_start(tmp_path: Path) -> None:
+    StateStore(StateConfig(tmp_path), 10).close()
+    (tmp_path / "snapshots" / "stray").write_text("x")
+    StateStore(StateConfig(tmp_path), 10).close()
+    assert list((tmp_path / "snapshots").iterdir()) == []
+
+
+def test_a_file_that_cannot_be_removed_is_only_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = StateStore(StateConfig(tmp_path), 10, Stuck())
+    history = store.add(SESSION).result()
+    for computed in (1, 2):
+        store.save("s", history, b"contents", computed)
+    assert "a snapshot that is not needed stays: stuck" in caplog.text
+    store.close()
+
+
+def test_the_disk_tier_is_bounded(tmp_path: Path) -> None:
+    store = StateStore(StateConfig(tmp_path, disk_tier_bytes=100), 10)
+    history = store.add(SESSION).result()
+    store.save("s", history, b"x" * 40, 1)
+    with pytest.raises(StorageFailed, match="the disk tier is full: 90 of 100 bytes are used, 90 are needed"):
+        store.save("s", history, b"x" * 40, 2)
+    store.close()
+
+
+def test_only_the_newest_answers_of_each_owner_stay(tmp_path: Path) -> None:
+    store = StateStore(StateConfig(tmp_path), 10)
+    history = store.add(SESSION).result()
+    for number in range(64):
+        owner = "me" if number else "other"
+        store.write(history, 0, (), StoredAnswer(owner, "append", "s", f"r{number}", number)).result()
+    assert [answer.answer for answer in store.answers()] == [0, *range(54, 64)]
+    store.close()
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    store = StateStore(StateConfig(tmp_path), 10)
+    store.check_model("a", "g")
+    with pytest.raises(ConfigError, match="another model or weight format: a, here b"):
+        store.check_model("b", "g")
+    store.close()
