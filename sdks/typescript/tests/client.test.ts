@@ -1,0 +1,119 @@
+/** The client's own: settings, signals, a server that is not there, encryption. */
+
+import assert from "node:assert/strict";
+import { join } from "node:path";
+import { test } from "node:test";
+import {
+  Client,
+  type ClientOptions,
+  ComeBackLater,
+  ConfigError,
+  InvalidArgument,
+  KakeyaError,
+  Unavailable,
+} from "kakeya";
+import { connect, IMPATIENT, NOWHERE, PROMPT } from "./support.js";
+
+test("settings that cannot work are refused by name", () => {
+  const bad: [ClientOptions, RegExp][] = [
+    [{ address: "nowhere" }, /address must be a host and a port/],
+    [{ address: "http://127.0.0.1:1" }, /address/],
+    [{ apiKey: "a\nb" }, /apiKey/],
+    [{ retry: { attempts: 0 } }, /retry.attempts must be at least 1, got 0/],
+    [{ retry: { firstDelayMs: 9, longestDelayMs: 3 } }, /firstDelayMs <= longestDelayMs, got 9 and 3/],
+    [{ keepalive: { intervalMs: 0 } }, /keepalive/],
+    [{ timeoutMs: -1 }, /timeoutMs must not be negative/],
+    [{ tls: { caFile: "nowhere.pem" } }, /cannot read the TLS file nowhere.pem/],
+    [{ tls: { certFile: "alone.pem" } }, /together/],
+  ];
+  for (const [options, message] of bad) {
+    assert.throws(
+      () => new Client(options),
+      (error) => error instanceof ConfigError && message.test(error.message),
+    );
+  }
+  new Client({ address: "[::1]:50051", tls: true, timeoutMs: null }).close();
+});
+
+test("a server that is not there", async () => {
+  await using client = connect({ address: NOWHERE, retry: IMPATIENT });
+  await assert.rejects(client.serverInfo(), (error) => {
+    assert.ok(error instanceof Unavailable && error instanceof ComeBackLater && error instanceof KakeyaError);
+    assert.equal(error.name, "Unavailable");
+    assert.equal(error.status, "UNAVAILABLE");
+    assert.match(String(error.cause), /ECONNREFUSED/);
+    return true;
+  });
+});
+
+test("a signal ends the pause between two tries", async () => {
+  const retry = { attempts: 9, firstDelayMs: 60_000, longestDelayMs: 60_000 };
+  await using client = connect({ address: NOWHERE, retry, timeoutMs: null });
+  const stop = new AbortController();
+  const asking = client.serverInfo({ signal: stop.signal });
+  setTimeout(() => stop.abort(new Error("enough")), 30);
+  await assert.rejects(asking, /enough/);
+  await assert.rejects(client.listSessions({ signal: stop.signal }), /enough/);
+  const waiting = client.serverInfo();
+  setTimeout(() => client.close(), 30);
+  await assert.rejects(waiting, /closed during the call/);
+});
+
+test("no try is begun that would come too late", async () => {
+  const retry = { attempts: 9, firstDelayMs: 60_000, longestDelayMs: 60_000 };
+  await using client = connect({ address: NOWHERE, retry, timeoutMs: 500 });
+  await assert.rejects(client.serverInfo(), Unavailable);
+  await using present = connect();
+  await assert.rejects(present.serverInfo({ timeoutMs: 0 }), { name: "DeadlineExceeded", status: "DEADLINE_EXCEEDED" });
+});
+
+test("numbers of 64 bits", async () => {
+  await using client = connect();
+  await using session = await client.createSession({ ignoreEos: true });
+  await session.append(PROMPT);
+  const stream = session.generate(1, { seed: 2n ** 64n - 1n, temperature: 1 });
+  assert.equal((await stream.next()).done, false);
+  assert.equal((await stream.next()).done, true);
+  assert.throws(() => session.generate(2, { seed: 2n ** 64n }), InvalidArgument);
+  assert.throws(() => session.generate(2, { seed: 0.5 }), InvalidArgument);
+});
+
+test("a tokenizer that could not be fetched is asked for again", async () => {
+  await using client = connect({ address: NOWHERE, retry: IMPATIENT });
+  await assert.rejects(client.tokenizer(), Unavailable);
+  await assert.rejects(client.createSession({ system: "Be brief." }), Unavailable);
+});
+
+test("a tokenizer is fetched once, and refuses what is no text", async () => {
+  await using client = connect();
+  const stop = new AbortController();
+  const impatient = client.tokenizer({ signal: stop.signal });
+  const patient = client.tokenizer();
+  stop.abort(new Error("enough"));
+  await assert.rejects(impatient, /enough/);
+  const tokenizer = await patient;
+  assert.equal(await client.tokenizer(), tokenizer);
+  assert.equal(tokenizer.vocabSize, 49152);
+  assert.equal(tokenizer.eosId, 2);
+  assert.throws(() => tokenizer.encode("half \ud83d"), InvalidArgument);
+});
+
+test("encryption proves the server, and the client where it is asked to", async (t) => {
+  const { KAKEYA_PAPERS: papers, KAKEYA_TLS: address, KAKEYA_MUTUAL_TLS: mutual } = process.env;
+  if (papers === undefined || address === undefined || mutual === undefined) {
+    t.skip("needs a server with TLS");
+    return;
+  }
+  const caFile = join(papers, "authority.pem");
+  const known = { caFile, certFile: join(papers, "client.pem"), keyFile: join(papers, "client.key") };
+  const served = async (to: string, tls: ClientOptions["tls"]) => {
+    await using client = connect({ address: to, tls, retry: { attempts: 1 } });
+    return (await client.serverInfo()).capacity;
+  };
+  assert.equal(await served(address, { caFile }), 64);
+  assert.equal(await served(mutual, known), 64);
+  await assert.rejects(served(address, { caFile: join(papers, "other-authority.pem") }), Unavailable);
+  await assert.rejects(served(address, true), Unavailable);
+  await assert.rejects(served(address, false), Unavailable);
+  await assert.rejects(served(mutual, { caFile }), Unavailable);
+});
