@@ -490,6 +490,28 @@ def test_more_sessions_recall_than_there_are_places(make: Make) -> None:
     assert len(engine._recalls._places._free) == 4
 
 
+def test_more_recalls_begin_in_one_step_than_there_are_places(make: Make) -> None:
+    """While a step takes its time, the searches of seven sessions end, so all may go on in the next one."""
+    goes_on = threading.Event()
+    goes_on.set()
+    engine = make(lambda segments: goes_on.wait(20), capacity=8, max_batch_tokens=64, max_stall_ms=0)
+    searched = Chosen()
+    sequences = [talked(engine, searched) for _ in range(7)]
+    before, searched.answer, searched.may_answer = len(searched.queries), PAGES, threading.Event()
+    streams = [engine.generate(sequence, 4, GREEDY) for sequence in sequences]
+    other = engine.open("someone", [])
+    engine.append(other, [3, 4])
+    goes_on.clear()
+    streams.append(engine.generate(other, 1, GREEDY))
+    searched.may_answer.set()
+    while len(searched.queries) < before + 7:
+        pass
+    goes_on.set()
+    answers = [tokens_of(stream) for stream in streams]
+    assert all(answer == answers[0] for answer in answers[:7])
+    assert all(sequence.slab.recalled == PAGES for sequence in sequences)
+
+
 def test_a_reader_that_takes_nothing_holds_nobody_up(make: Make) -> None:
     """Their answers have begun, so they give their places away: a cancel then leaves what was recalled."""
     engine = make(capacity=6)

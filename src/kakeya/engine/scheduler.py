@@ -189,6 +189,8 @@ class Scheduler:
         who waits a step can copy those."""
         while queue:
             request = queue.pop()
+            if not _may_recall(request):
+                continue  # another prompt of this step has taken the last place for what recall overwrites
             sequence = request.sequence
             first = max(sequence.slab.written, request.matched)
             if not computed.isdisjoint(self._beginnings.granules(sequence, first, first + 1)):
@@ -210,7 +212,7 @@ class Scheduler:
     def _may_run(self, request: Request) -> bool:
         if request.state is FINISHED or request.remaining <= 0:
             return False
-        if request.recall is not None and not request.recall.may_go_on:
+        if not _may_recall(request):
             return False
         # Unread tokens must stay within the spare slots, so that a cancel can take them back.
         spare = self._config.cache.spare - request.in_flight
@@ -225,6 +227,10 @@ class Scheduler:
             yield owner
             if queues[owner]:
                 heapq.heappush(turns, (self._served[owner], owner))
+
+
+def _may_recall(request: Request) -> bool:
+    return request.recall is None or request.recall.may_go_on
 
 
 def _prompt_segment(request: Request, block: int) -> PlannedSegment:

@@ -7,10 +7,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kakeya.bench.recall.benchmark import BOUNDED, FULL, RECALL, RIGHT, WHOLE, RecallBench, RecallResults
+from kakeya.bench.recall.asking import BOUNDED, FULL, RECALL, RIGHT, WHOLE
+from kakeya.bench.recall.benchmark import Part, RecallBench, RecallResults
 from kakeya.bench.recall.material import EIGHT, ONE
-from kakeya.bench.recall.rows import Asked, Harm, RecallRow
+from kakeya.bench.recall.rows import Asked, Harm, RecallRow, StreamCost, TurnCost
 from kakeya.bench.report import as_json, from_json
+from kakeya.bench.stats import Samples
 from kakeya.config import EngineConfig
 from kakeya.errors import ConfigError
 from kakeya.types import DType, Numerics, WeightFormat
@@ -34,8 +36,9 @@ def measured(chat_model: Path, measure: Callable[..., Any]) -> Any:
             distances="512,6000",
             trials=1,
             full_tokens=512,
+            whole_tokens=512,
             passages=2,
-            histories="600",
+            histories="600,700",
             repeats=2,
         )
     )
@@ -63,9 +66,17 @@ def test_what_it_costs_is_measured(measured: Any) -> None:
     assert 4 < results.searches[0].bytes_a_token <= 16
     assert results.harm.tokens == 128
     assert 0.5 < results.harm.ratio < 2
-    (turns,) = results.turns
-    assert len(turns.changed.samples) == 2
-    assert turns.device_bytes > 0
+    short, long = results.turns
+    assert (len(short.plain.samples), len(long.plain.samples)) == (6, 0)
+    for turns in (short, long):
+        assert len(turns.unchanged.samples) + len(turns.changed.samples) == 6
+        assert turns.unchanged.samples
+        assert turns.changed.samples
+        assert turns.device_bytes > 0
+    alone, plain, recalling = results.streams
+    assert (alone.turns, len(alone.gap.samples)) == (0, 2 * 4 * 127)
+    assert min(plain.turns, recalling.turns) >= 2 * 16
+    assert all(each.p95 >= each.gap.median > 0 for each in results.streams)
     assert from_json(RecallResults, as_json(results)) == results
     assert measured.run.facts["text"]["file"] == "bench/data/galapagos.txt"
 
@@ -90,6 +101,37 @@ def test_what_the_window_holds_may_not_be_lost(kept: int, passed: bool) -> None:
     assert judged["right answers lost within the window"] is passed
     assert judged["one fact: found"] is None
     assert gates(RecallResults(harm=Harm(1, 0.1, 0.0)))["perplexity with recall over without"] is False
+
+
+def test_latencies_are_gated() -> None:
+    one, more = Samples.of([0.1]), Samples.of([0.106])
+    turns = (TurnCost(1_000_000, Samples(), more, one, 1), TurnCost(1024, one, one, one, 1))
+    streams = tuple(StreamCost(str(ms), Samples.of([ms / 1000]), 0) for ms in (10, 40, 49))
+    judged = RecallResults(turns=turns, streams=streams)
+    failing = [name for name, passed in gates(judged).items() if passed is False]
+    assert failing == [
+        "turn with the same pages, longest history over shortest",
+        "gap of streams (p95), turns that recall over turns that do not",
+    ]
+    assert not any(gates(replace(judged, bystanders_share=0.2)).values())
+    assert False not in gates(replace(judged, bystanders_share=0.2)).values()
+
+
+def test_a_part_is_measured_by_itself(chat_model: Path, measure: Callable[..., Any]) -> None:
+    bench = TinyBench(
+        model=str(chat_model),
+        window=128,
+        recall=128,
+        part=Part.ANSWERS,
+        kinds=ONE,
+        distances="512",
+        trials=1,
+        full_tokens=0,
+        whole_tokens=0,
+    )
+    results = measure(bench).results
+    assert {row.memory for row in results.rows if row.distance == 512}.isdisjoint({FULL, WHOLE})
+    assert (results.harm, results.turns, results.streams) == (None, (), ())
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """`kakeya bench recall`: its flags, the run, the gates and the tables."""
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,44 +13,33 @@ import typer
 
 from kakeya.bench.benchmark import Benchmark, Quick, Repeats, Results, Run, numbers
 from kakeya.bench.recall import material
-from kakeya.bench.recall.costs import measure_harm, measure_turns
-from kakeya.bench.recall.material import KINDS, Filler, Trial, make_trial
-from kakeya.bench.recall.reading import (
-    TAIL,
-    Looked,
-    Memory,
-    answer,
-    holds,
-    look,
-    random_pages,
-    right_pages,
-    shorten,
-)
-from kakeya.bench.recall.rows import Asked, Harm, RecallRow, SearchCost, TurnCost, share_of
-from kakeya.bench.report import Gate, at_least, at_most
-from kakeya.bench.stats import Samples, ratio
+from kakeya.bench.recall.asking import BOUNDED, RECALL, WHOLE, Asker, near_kind
+from kakeya.bench.recall.costs import AGENTS, STREAMS, measure_harm, measure_streams, measure_turns
+from kakeya.bench.recall.material import KINDS
+from kakeya.bench.recall.reading import Memory
+from kakeya.bench.recall.rows import Harm, RecallRow, SearchCost, StreamCost, TurnCost, share_of
+from kakeya.bench.report import Gate, at_least, at_most, busy
+from kakeya.bench.stats import ratio
 from kakeya.bench.tables import MIB, MS, Chart, Column, Series, Table
 from kakeya.bench.text import prose
 from kakeya.config import DEFAULT_MODEL, CacheConfig, EngineConfig
 from kakeya.errors import ConfigError
 from kakeya.options import Model, Threads, build
-from kakeya.recall.index import PAGE, Vocabulary
-from kakeya.types import TokenRange
+from kakeya.recall.index import PAGE
 
 if TYPE_CHECKING:
     from kakeya.runtime import Runtime
 
-FULL, BOUNDED, RANDOM, RECALL, WHOLE, RIGHT, PINNED = (
-    "full attention",
-    "bounded",
-    "random pages",
-    "recall",
-    "recall, all of it computed",
-    "right pages",
-    "pinned",
-)
 NOT_ASKED = "not asked in this run"
+NOT_MEASURED = "not measured in this run"
 _what = partial(typer.Option, rich_help_panel="What is asked")
+
+
+class Part(StrEnum):
+    """What can be measured by itself: answers take long, costs need a quiet machine."""
+
+    ANSWERS = "answers"
+    COSTS = "costs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +50,7 @@ class RecallResults(Results):
     searches: tuple[SearchCost, ...] = ()
     harm: Harm | None = None
     turns: tuple[TurnCost, ...] = ()
+    streams: tuple[StreamCost, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,6 +65,10 @@ class RecallBench(Benchmark[RecallResults]):
     model: Model = DEFAULT_MODEL
     window: Annotated[int, typer.Option(help="The window beside the slots for recall.")] = 252
     recall: Annotated[int, typer.Option(help="Tokens that a turn may bring back.")] = 256
+    part: Annotated[
+        Part | None,
+        typer.Option(help="`answers`: what is remembered; `costs`: what that takes; both when left out."),
+    ] = None
     kinds: Annotated[str, _what(help="Kinds of facts, with commas.")] = ",".join(KINDS)
     distances: Annotated[str, _what(help="Tokens between a fact and its question, with commas.")] = (
         "1500,50000,1000000"
@@ -85,7 +80,10 @@ class RecallBench(Benchmark[RecallResults]):
         _what(help="Plain UTF-8 text; of the packaged one, long histories are its sentences at random."),
     ] = None
     full_tokens: Annotated[
-        int, _what(help="Up to which distance the whole history is computed, also with full attention.")
+        int, _what(help="Up to which distance full attention is asked, which computes all of it.")
+    ] = 1500
+    whole_tokens: Annotated[
+        int, _what(help="Up to which distance a session with recall computes all of it, and searches itself.")
     ] = 1500
     passages: Annotated[int, typer.Option(help="Passages whose perplexity is compared.")] = 12
     histories: Annotated[str, typer.Option(help="Lengths at which turns are timed, with commas.")] = (
@@ -97,7 +95,7 @@ class RecallBench(Benchmark[RecallResults]):
 
     def presets(self) -> dict[str, Any]:
         small = {"distances": "1100,20000", "trials": 1, "passages": 1, "histories": "1024", "repeats": 1}
-        return {**small, "full_tokens": 1100} if self.quick else {}
+        return {**small, "full_tokens": 1100, "whole_tokens": 1100} if self.quick else {}
 
     @property
     def model_to_fetch(self) -> str | None:
@@ -149,18 +147,27 @@ class RecallBench(Benchmark[RecallResults]):
             raise ConfigError(f"the text {self.text} cannot be read as UTF-8: {error}") from error
 
     def run(self, run: Run[RecallResults]) -> RecallResults:
-        """A partial report follows each kind at each distance."""
+        """A partial report follows each kind at each distance, and each cost."""
         text = self._text()
-        cells = len(self.kinds_asked) * len(self.distances_asked)
-        work = run.work(cells + 3)
-        with self._open(self.cache) as runtime, self._open(self._unbounded()) as unbounded:
-            asker = Asker(self, runtime, unbounded, text)
+        results = RecallResults()
+        with self._open(self.cache) as runtime:
             run.facts["text"] = {
                 "file": "bench/data/galapagos.txt" if self.text is None else self.text.name,
                 "sha256": hashlib.sha256(text.encode()).hexdigest(),
-                "tokens": asker.filler.tokens,
+                "tokens": len(runtime.tokenizer.encode(text, special=False)),
             }
-            results = RecallResults()
+            if self.part is not Part.COSTS:
+                results = self._ask(run, runtime, text, results)
+            if self.part is not Part.ANSWERS:
+                results = self._measure_costs(run, runtime, text, results)
+        return results
+
+    def _ask(
+        self, run: Run[RecallResults], runtime: "Runtime", text: str, results: RecallResults
+    ) -> RecallResults:
+        work = run.work(len(self.kinds_asked) * len(self.distances_asked) + 1)
+        with self._open(self._unbounded()) as unbounded:
+            asker = Asker(self, runtime, unbounded, text)
             for distance in self.distances_asked:
                 for kind in self.kinds_asked:
                     work.piece(f"{kind}, {distance:,} tokens ago")
@@ -168,20 +175,34 @@ class RecallBench(Benchmark[RecallResults]):
                     results = replace(results, searches=asker.searches())
                     run.checkpoint(results)
             work.piece("within the window")
-            results = replace(results, rows=(*results.rows, *asker.within()))
-            work.piece("ordinary text")
-            results = replace(results, harm=measure_harm(runtime, asker.text, self.memory, self.passages))
-            work.piece("turns")
-            turns = [
-                measure_turns(runtime, asker.text, self.memory, history, self.repeats)
-                for history in numbers("histories", self.histories)
-            ]
-        return replace(results, turns=tuple(turns))
+            return replace(results, rows=(*results.rows, *asker.within()))
 
-    def _open(self, cache: CacheConfig) -> "Runtime":
+    def _measure_costs(
+        self, run: Run[RecallResults], runtime: "Runtime", text: str, results: RecallResults
+    ) -> RecallResults:
+        tokens, histories = (
+            runtime.tokenizer.encode(text, special=False),
+            numbers("histories", self.histories),
+        )
+        work = run.work(len(histories) + 2)
+        work.piece("ordinary text")
+        with run.watching([os.getpid()]):
+            results = replace(results, harm=measure_harm(runtime, tokens, self.memory, self.passages))
+            for history in histories:
+                work.piece(f"turns behind {history:,} tokens")
+                plain = history == min(histories)  # a long history takes minutes to compute, so once
+                cost = measure_turns(runtime, tokens, self.memory, history, self.repeats, plain=plain)
+                results = replace(results, turns=(*results.turns, cost))
+                run.checkpoint(results)
+            work.piece("streams beside turns")
+            with self._open(self.cache, STREAMS + 2 * AGENTS) as many:
+                streams = measure_streams(many, tokens, self.memory, self.repeats)
+        return replace(results, streams=streams)
+
+    def _open(self, cache: CacheConfig, capacity: int = 1) -> "Runtime":
         from kakeya.runtime import Runtime
 
-        return Runtime.open(self.model, replace(self.config, cache=cache, capacity=1))
+        return Runtime.open(self.model, replace(self.config, cache=cache, capacity=capacity))
 
     def _unbounded(self) -> CacheConfig:
         """For the distances at which the whole history is computed."""
@@ -191,9 +212,11 @@ class RecallBench(Benchmark[RecallResults]):
         """What the issue of forgetting is held to, over all distances."""
         share = partial(share_of, results.rows, RECALL)
         near = [
-            share_of(results.rows, memory, [_near(material.EIGHT)], "right") for memory in (BOUNDED, WHOLE)
+            share_of(results.rows, memory, [near_kind(material.EIGHT)], "right")
+            for memory in (BOUNDED, WHOLE)
         ]
         lost = None if None in near else round(near[0] - near[1], 9)  # type: ignore[operator]
+        noise = busy(results.bystanders_share, "latencies")
         lookup = max((each.lookup.median or 0 for each in results.searches), default=None)
         bytes_a_token = max((each.bytes_a_token for each in results.searches), default=None)
         return [
@@ -207,10 +230,22 @@ class RecallBench(Benchmark[RecallResults]):
                 "perplexity with recall over without",
                 None if results.harm is None else results.harm.ratio,
                 1.02,
-                absent="not measured in this run",
+                absent=NOT_MEASURED,
             ),
             at_most("seconds of a lookup", lookup, 0.003, absent=NOT_ASKED),
             at_most("host bytes a token", bytes_a_token, 16, absent=NOT_ASKED),
+            at_most(
+                "turn with the same pages, longest history over shortest",
+                None if noise else _longest_over_shortest(results.turns),
+                1.05,
+                absent=noise or NOT_MEASURED,
+            ),
+            at_most(
+                "gap of streams (p95), turns that recall over turns that do not",
+                None if noise else _recalling_over_plain(results.streams),
+                1.2,
+                absent=noise or NOT_MEASURED,
+            ),
         ]
 
     @staticmethod
@@ -221,111 +256,8 @@ class RecallBench(Benchmark[RecallResults]):
             Table("Searching", _SEARCHES, results.searches),
             Table("Ordinary text", _HARM, [results.harm] if results.harm else []),
             Table("Turns of a few tokens", _TURNS, results.turns),
+            Table(f"{STREAMS} streams beside {AGENTS} sessions that take turns", _STREAMS, results.streams),
         ]
-
-
-class Asker:
-    """Asks for facts in every memory, with the same histories."""
-
-    def __init__(self, bench: RecallBench, runtime: "Runtime", unbounded: "Runtime", text: str) -> None:
-        self._bench, self._runtime, self._unbounded = bench, runtime, unbounded
-        tokenizer = runtime.tokenizer
-        self._encode = partial(tokenizer.encode, special=False)
-        self._start = tokenizer.encode("", bos=True)
-        self._vocabulary = Vocabulary([tokenizer.text_bytes(each) for each in range(tokenizer.vocab_size)])
-        self.text = self._encode(text)
-        self.filler = Filler(self._encode, text)
-        self._looked: dict[int, list[Looked]] = defaultdict(list)
-
-    def cell(self, kind: str, distance: int) -> list[RecallRow]:
-        """A row for each memory that can be asked at this distance."""
-        asked: dict[str, list[Asked]] = defaultdict(list)
-        left_out: dict[str, int] = defaultdict(int)
-        for number in range(self._bench.trials):
-            trial = self._trial(kind, distance, number)
-            looked = look(self._vocabulary, trial, self._bench.memory)
-            self._looked[distance].append(looked)
-            for memory, (each, left) in self._answers(trial, looked, f"{kind} {number}", distance):
-                asked[memory].append(each)
-                left_out[memory] += left
-        return [RecallRow(each, kind, distance, tuple(asked[each]), left_out[each]) for each in asked]
-
-    def searches(self) -> tuple[SearchCost, ...]:
-        return tuple(
-            SearchCost(
-                distance,
-                Samples.of(each.seconds for each in looked),
-                max(each.bytes_a_token for each in looked),
-            )
-            for distance, looked in self._looked.items()
-        )
-
-    def within(self) -> list[RecallRow]:
-        """Facts that the window still holds, with a history that has outgrown it."""
-        rows: dict[str, list[Asked]] = defaultdict(list)
-        for number in range(self._bench.trials):
-            trial = self._trial(material.EIGHT, self._bench.near, number, lead=self._bench.cache.capacity)
-            for memory, recall in ((BOUNDED, 0), (WHOLE, self._bench.recall)):
-                said = answer(self._runtime, trial.history, trial.question, recall=recall)
-                rows[memory].append(Asked(None, trial.telling.is_right(said.text), said.text))
-        kind = _near(material.EIGHT)
-        return [RecallRow(memory, kind, self._bench.near, tuple(asked)) for memory, asked in rows.items()]
-
-    def _trial(self, kind: str, distance: int, number: int, lead: int | None = None) -> Trial:
-        memory, seed = self._bench.memory, f"{self._bench.seed} {number}"
-        lead = memory.pinned + memory.recall if lead is None else lead
-        trial = make_trial(kind, distance, seed, self._encode, self.filler, lead)
-        shift = len(self._start)
-        sought = tuple(TokenRange(each.start + shift, each.end + shift) for each in trial.sought)
-        return replace(trial, history=[*self._start, *trial.history], sought=sought)
-
-    def _answers(
-        self, trial: Trial, looked: Looked, seed: str, distance: int
-    ) -> Iterator[tuple[str, tuple[Asked, int]]]:
-        memory = self._bench.memory
-        if distance <= self._bench.full_tokens:
-            yield FULL, self._read(trial, (), runtime=self._unbounded)
-            yield WHOLE, self._whole(trial)
-        yield BOUNDED, self._read(trial, ())
-        yield RANDOM, self._read(trial, random_pages(trial, memory, seed))
-        yield RECALL, self._read(trial, looked.ranges)
-        if trial.sought:
-            yield RIGHT, self._read(trial, right_pages(trial, memory))
-            yield PINNED, self._pin(trial)
-
-    def _read(
-        self, trial: Trial, ranges: Sequence[TokenRange], runtime: "Runtime | None" = None
-    ) -> tuple[Asked, int]:
-        if runtime is not None:
-            return self._asked(trial, answer(runtime, trial.history, trial.question).text), 0
-        short = shorten(trial, ranges, self._bench.memory)
-        recall = self._bench.recall if ranges else 0
-        said = answer(self._runtime, short.history, trial.question, recall=recall, ranges=short.ranges)
-        found = holds(ranges, trial.sought) if ranges and trial.sought else None
-        return self._asked(trial, said.text, found), short.left_out
-
-    def _whole(self, trial: Trial) -> tuple[Asked, int]:
-        """The session searches for itself, and everything is computed."""
-        said = answer(self._runtime, trial.history, trial.question, recall=self._bench.recall)
-        found = holds(said.done.recalled, trial.sought) if trial.sought else None
-        return self._asked(trial, said.text, found), 0
-
-    def _pin(self, trial: Trial) -> tuple[Asked, int]:
-        """The facts come first and are never evicted."""
-        first = [token for each in trial.sought for token in trial.history[each.start : each.end]]
-        head = [*self._start, *first]
-        tail = trial.history[-2 * self._bench.cache.capacity - TAIL :]
-        said = answer(
-            self._runtime, [*head, *tail], trial.question, pinned=max(len(head), self._bench.cache.sink)
-        )
-        return self._asked(trial, said.text), len(trial.history) - len(head) - len(tail)
-
-    def _asked(self, trial: Trial, text: str, found: bool | None = None) -> Asked:
-        return Asked(found, trial.telling.is_right(text), text)
-
-
-def _near(kind: str) -> str:
-    return f"{kind}, within the window"
 
 
 _ROWS = [
@@ -359,6 +291,25 @@ _TURNS = [
     ),
     Column("KV MiB", "device_bytes", MIB, ".1f"),
 ]
+
+
+_STREAMS = [
+    Column("beside", "beside"),
+    Column("gap between tokens, ms", "gap.median", MS, ".1f"),
+    Column("95th percentile, ms", "p95", MS, ".1f"),
+    Column("turns meanwhile", "turns"),
+]
+
+
+def _longest_over_shortest(turns: Sequence[TurnCost]) -> float | None:
+    by_length = sorted(turns, key=lambda turn: turn.history)
+    if len(by_length) < 2:
+        return None
+    return ratio(by_length[-1].unchanged.median, by_length[0].unchanged.median)
+
+
+def _recalling_over_plain(streams: Sequence[StreamCost]) -> float | None:
+    return ratio(streams[2].p95, streams[1].p95) if streams else None
 
 
 def _charts(rows: Sequence[RecallRow]) -> list[Chart]:

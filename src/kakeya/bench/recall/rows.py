@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kakeya.bench.stats import Samples
+from kakeya.bench.stats import Samples, percentile
 
 # 95 % of a normal distribution lie within so many standard deviations.
 _Z = 1.96
@@ -102,13 +102,26 @@ class Harm:
 
 @dataclass(frozen=True)
 class TurnCost:
-    """Seconds of a turn of a few tokens: without recall, with what was there, with other pages each time."""
+    """Seconds of a turn of a few tokens: without recall, with what was there, with other pages."""
 
     history: int
     plain: Samples
     unchanged: Samples
     changed: Samples
     device_bytes: int
+
+
+@dataclass(frozen=True)
+class StreamCost:
+    """Seconds between the tokens of streams, beside so many turns of others."""
+
+    beside: str
+    gap: Samples
+    turns: int
+
+    @property
+    def p95(self) -> float | None:
+        return percentile(self.gap.samples, 95)
 
 
 def share_of(rows: Iterable[RecallRow], memory: str, kinds: Sequence[str], what: str) -> float | None:

@@ -1,0 +1,143 @@
+"""Facts are asked for in every memory, with the same histories."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kakeya.bench.recall import material
+from kakeya.bench.recall.material import Filler, Trial, make_trial
+from kakeya.bench.recall.reading import (
+    TAIL,
+    Looked,
+    answer,
+    holds,
+    look,
+    random_pages,
+    right_pages,
+    shorten,
+)
+from kakeya.bench.recall.rows import Asked, RecallRow, SearchCost
+from kakeya.bench.stats import Samples
+from kakeya.recall.index import Vocabulary
+from kakeya.types import TokenRange
+
+if TYPE_CHECKING:
+    from kakeya.bench.recall.benchmark import RecallBench
+    from kakeya.runtime import Runtime
+
+FULL, BOUNDED, RANDOM, RECALL, WHOLE, RIGHT, PINNED = (
+    "full attention",
+    "bounded",
+    "random pages",
+    "recall",
+    "recall, all of it computed",
+    "right pages",
+    "pinned",
+)
+
+
+def near_kind(kind: str) -> str:
+    return f"{kind}, within the window"
+
+
+class Asker:
+    """One bench, its two runtimes (bounded and not) and its text."""
+
+    def __init__(self, bench: "RecallBench", runtime: "Runtime", unbounded: "Runtime", text: str) -> None:
+        self._bench, self._runtime, self._unbounded = bench, runtime, unbounded
+        tokenizer = runtime.tokenizer
+        self._encode = partial(tokenizer.encode, special=False)
+        self._start = tokenizer.encode("", bos=True)
+        self._vocabulary = Vocabulary([tokenizer.text_bytes(each) for each in range(tokenizer.vocab_size)])
+        self.text = self._encode(text)
+        self.filler = Filler(self._encode, text)
+        self._looked: dict[int, list[Looked]] = defaultdict(list)
+
+    def cell(self, kind: str, distance: int) -> list[RecallRow]:
+        """A row for each memory that can be asked at this distance."""
+        asked: dict[str, list[Asked]] = defaultdict(list)
+        left_out: dict[str, int] = defaultdict(int)
+        for number in range(self._bench.trials):
+            trial = self._trial(kind, distance, number)
+            looked = look(self._vocabulary, trial, self._bench.memory)
+            self._looked[distance].append(looked)
+            for memory, (each, left) in self._answers(trial, looked, f"{kind} {number}", distance):
+                asked[memory].append(each)
+                left_out[memory] += left
+        return [RecallRow(each, kind, distance, tuple(asked[each]), left_out[each]) for each in asked]
+
+    def searches(self) -> tuple[SearchCost, ...]:
+        return tuple(
+            SearchCost(
+                distance,
+                Samples.of(each.seconds for each in looked),
+                max(each.bytes_a_token for each in looked),
+            )
+            for distance, looked in self._looked.items()
+        )
+
+    def within(self) -> list[RecallRow]:
+        """Facts that the window still holds, with a history that has outgrown it."""
+        rows: dict[str, list[Asked]] = defaultdict(list)
+        for number in range(self._bench.trials):
+            trial = self._trial(material.EIGHT, self._bench.near, number, lead=self._bench.cache.capacity)
+            for memory, recall in ((BOUNDED, 0), (WHOLE, self._bench.recall)):
+                said = answer(self._runtime, trial.history, trial.question, recall=recall)
+                rows[memory].append(Asked(None, trial.telling.is_right(said.text), said.text))
+        kind = near_kind(material.EIGHT)
+        return [RecallRow(memory, kind, self._bench.near, tuple(asked)) for memory, asked in rows.items()]
+
+    def _trial(self, kind: str, distance: int, number: int, lead: int | None = None) -> Trial:
+        memory, seed = self._bench.memory, f"{self._bench.seed} {number}"
+        lead = memory.pinned + memory.recall if lead is None else lead
+        trial = make_trial(kind, distance, seed, self._encode, self.filler, lead)
+        shift = len(self._start)
+        sought = tuple(TokenRange(each.start + shift, each.end + shift) for each in trial.sought)
+        return replace(trial, history=[*self._start, *trial.history], sought=sought)
+
+    def _answers(
+        self, trial: Trial, looked: Looked, seed: str, distance: int
+    ) -> Iterator[tuple[str, tuple[Asked, int]]]:
+        memory = self._bench.memory
+        if distance <= self._bench.full_tokens:
+            yield FULL, self._read(trial, (), runtime=self._unbounded)
+        if distance <= self._bench.whole_tokens:
+            yield WHOLE, self._whole(trial)
+        yield BOUNDED, self._read(trial, ())
+        yield RANDOM, self._read(trial, random_pages(trial, memory, seed))
+        yield RECALL, self._read(trial, looked.ranges)
+        if trial.sought:
+            yield RIGHT, self._read(trial, right_pages(trial, memory))
+            yield PINNED, self._pin(trial)
+
+    def _read(
+        self, trial: Trial, ranges: Sequence[TokenRange], runtime: "Runtime | None" = None
+    ) -> tuple[Asked, int]:
+        if runtime is not None:
+            return self._asked(trial, answer(runtime, trial.history, trial.question).text), 0
+        short = shorten(trial, ranges, self._bench.memory)
+        recall = self._bench.recall if ranges else 0
+        said = answer(self._runtime, short.history, trial.question, recall=recall, ranges=short.ranges)
+        found = holds(ranges, trial.sought) if ranges and trial.sought else None
+        return self._asked(trial, said.text, found), short.left_out
+
+    def _whole(self, trial: Trial) -> tuple[Asked, int]:
+        """The session searches for itself, and everything is computed."""
+        said = answer(self._runtime, trial.history, trial.question, recall=self._bench.recall)
+        found = holds(said.done.recalled, trial.sought) if trial.sought else None
+        return self._asked(trial, said.text, found), 0
+
+    def _pin(self, trial: Trial) -> tuple[Asked, int]:
+        """The facts come first and are never evicted."""
+        first = [token for each in trial.sought for token in trial.history[each.start : each.end]]
+        head = [*self._start, *first]
+        tail = trial.history[-2 * self._bench.cache.capacity - TAIL :]
+        said = answer(
+            self._runtime, [*head, *tail], trial.question, pinned=max(len(head), self._bench.cache.sink)
+        )
+        return self._asked(trial, said.text), len(trial.history) - len(head) - len(tail)
+
+    def _asked(self, trial: Trial, text: str, found: bool | None = None) -> Asked:
+        return Asked(found, trial.telling.is_right(text), text)
