@@ -16,6 +16,7 @@ _PLACES = {
     "recall": ("kakeya.bench.recall.benchmark", "RecallBench"),
     "conversation": ("kakeya.bench.conversation", "Conversation"),
     "capacity": ("kakeya.bench.capacity", "Capacity"),
+    "agents": ("kakeya.bench.agents", "Agents"),
     "load": ("kakeya.bench.load", "Load"),
     "speculation": ("kakeya.bench.speculation", "Speculation"),
     "overhead": ("kakeya.bench.overhead", "Overhead"),

@@ -33,6 +33,7 @@ from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.state import SequenceState, restore, snapshot
 from kakeya.engine.stepping import Stepper
 from kakeya.engine.stream import EventStream
+from kakeya.engine.twins import make_twins
 from kakeya.errors import (
     DeviceLost,
     HistoryMismatch,
@@ -189,7 +190,10 @@ class Engine:
         self._inbox.ask(sequence.rest)
 
     def fork(self, sequence: TokenSequence) -> TokenSequence:
-        """An independent copy of a resting sequence, on a slab of its own."""
+        """An independent copy of a resting sequence, on a slab of its own.
+
+        What is not computed yet of their history, only one of them computes.
+        """
 
         def fork() -> TokenSequence:
             sequence.rest()
@@ -199,6 +203,8 @@ class Engine:
                 copy.copy_from(sequence)
                 copy.recall = self._recalls.fork(sequence.recall) if sequence.recall is not None else None
             self._beginnings.hold(copy)
+            if self._backend.any_cut:
+                make_twins(sequence, copy)
             return copy
 
         return self._inbox.ask(fork)

@@ -66,6 +66,7 @@ class Moves:
         def lend() -> SequenceState:
             sequence.rest()
             self._beginnings.forget(sequence)
+            sequence.leave_twins()
             return lent_state(sequence, self._backend.fingerprint)
 
         return self._inbox.ask(lend)

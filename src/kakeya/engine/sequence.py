@@ -13,6 +13,7 @@ from kakeya.observer import UNOBSERVED, EngineObserver
 
 if TYPE_CHECKING:
     from kakeya.engine.request import Request
+    from kakeya.engine.twins import Twins
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class TokenSequence:
         """Tokens that were copied from other sessions instead of computed."""
         self.recall = recall
         """None where nothing is ever brought back."""
+        self.twins: Twins | None = None
+        """Forks that wait for the same prompt."""
         self.request: Request | None = None
         self.error: Exception | None = None
         self.inv1_violations = 0
@@ -70,6 +73,7 @@ class TokenSequence:
 
     def take_back(self, length: int) -> None:
         """Forget appended tokens that nothing was computed of."""
+        self.leave_twins()
         del self.tokens[length:]
         self.committed = length
         self._drops_reported = self.dropped
@@ -86,6 +90,16 @@ class TokenSequence:
         self.restore(other.tokens)
         self.shareable = other.shareable
         self.replace_drafts(other.draft.fork() if other.draft is not None else None)
+
+    def copy_prompt(self, other: "TokenSequence", length: int) -> None:
+        """Take over the first `length` computed tokens of a sequence with the same history."""
+        copied = length - self.slab.written
+        self.slab.copy_from(other.slab, length)
+        self.shareable = min(other.shareable, length)
+        self.copied += copied
+        if self.request is not None:
+            self.request.cached_tokens += copied
+        self.observer.beginning_copied(copied)
 
     def tokens_of(self, ranges: Ranges) -> tuple[tuple[int, ...], ...]:
         """What the history has there."""
@@ -160,7 +174,13 @@ class TokenSequence:
             self.error = SessionNotFound("the session is closed")
             self._release()
 
+    def leave_twins(self) -> None:
+        """Wait for no other sequence, and let none copy this one."""
+        if self.twins is not None:
+            self.twins.leave(self)
+
     def _release(self) -> None:
+        self.leave_twins()
         self._leave(self)
         if self.draft is not None:
             self.draft.close()

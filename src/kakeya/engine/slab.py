@@ -348,10 +348,11 @@ class KVSlab:
         for mine, theirs in zip(self.by_slot(start, stop), other.by_slot(start, stop), strict=True):
             mine.copy_(theirs)
 
-    def copy_from(self, other: "KVSlab") -> None:
-        """Become a copy of another slab of the same pool and sink (its committed part)."""
+    def copy_from(self, other: "KVSlab", length: int | None = None) -> None:
+        """Become a copy of another slab of the same pool and sink: of its committed part, or, where that has
+        overwritten no slot which these need, of its first `length` tokens."""
         self.storage.copy_(other.storage)
-        self.written = self.committed = other.committed
+        self.written = self.committed = other.committed if length is None else length
         self.recalled, self.untouched = other.recalled, other.untouched
 
 

@@ -1,0 +1,203 @@
+"""Forks of one prompt: it is computed once at any length, and each says what it would have said alone."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from kakeya.config import EngineConfig
+from kakeya.engine.engine import Engine
+from kakeya.engine.sequence import TokenSequence
+from kakeya.models.decoder import Decoder
+from kakeya.observer import EngineObserver
+from kakeya.types import Numerics, SamplingParams, ShareBeginnings
+from support import tiny
+from support.engines import done_of, tokens_of
+from support.recalling import CACHE as WITH_RECALL
+
+PROMPT = [(7 * i + i * i) % 59 + 2 for i in range(90)]
+"""Many times what a window of 8 holds."""
+
+
+@dataclass
+class Counted(EngineObserver):
+    computed: list[int] = field(default_factory=list)
+
+    def prompt_computed(self, tokens: int) -> None:
+        self.computed.append(tokens)
+
+
+def config_of(**changes: object) -> EngineConfig:
+    return tiny.engine_config(
+        capacity=6, numerics=Numerics.EXACT, share_beginnings=ShareBeginnings.OFF, **changes
+    )
+
+
+def sampled(seed: int) -> SamplingParams:
+    return SamplingParams(temperature=1.0, seed=seed)
+
+
+Make = Callable[..., tuple[Engine, Counted]]
+
+
+@pytest.fixture(scope="module")
+def decoder(tiny_llama: Path) -> Decoder:
+    return tiny.load(tiny_llama, config_of())
+
+
+@pytest.fixture
+def make(decoder: Decoder, request: pytest.FixtureRequest) -> Make:
+    def make(**changes: object) -> tuple[Engine, Counted]:
+        config, counted = config_of(**changes), Counted()
+        engine = Engine(tiny.make_backend(decoder, config), config, observer=counted).start()
+        request.addfinalizer(engine.shutdown)
+        return engine, counted
+
+    return make
+
+
+def forks_of(engine: Engine, count: int, *rest: object) -> list[TokenSequence]:
+    """A session with the prompt, and forks of it: nothing is computed yet."""
+    original = engine.open("me", [], *rest)
+    engine.append(original, PROMPT)
+    return [original, *(engine.fork(original) for _ in range(count - 1))]
+
+
+def alone(engine: Engine, seed: int, tokens: int = 6, more: tuple[int, ...] = ()) -> list[int]:
+    sequence = engine.open("me", [])
+    engine.append(sequence, [*PROMPT, *more])
+    said = tokens_of(engine.generate(sequence, tokens, sampled(seed)))
+    engine.close(sequence)
+    return said
+
+
+def test_a_prompt_is_computed_once_for_all_forks(make: Make) -> None:
+    engine, counted = make()
+    expected = [alone(engine, seed) for seed in range(4)]
+    counted.computed.clear()
+    sequences = forks_of(engine, 4)
+    streams = [engine.generate(each, 6, sampled(seed)) for seed, each in enumerate(sequences)]
+    assert [tokens_of(stream) for stream in streams] == expected
+    assert sum(counted.computed) == len(PROMPT) + 3  # the last token is each one's own
+    assert [each.twins for each in sequences] == [None] * 4
+
+
+def test_the_copy_counts_as_cached(make: Make) -> None:
+    engine, _ = make()
+    streams = [engine.generate(each, 1, sampled(0)) for each in forks_of(engine, 2)]
+    assert [done_of(stream).cached_token_count for stream in streams] == [0, len(PROMPT) - 1]
+
+
+def test_forks_that_ask_later_find_it_computed(make: Make) -> None:
+    engine, counted = make()
+    first, second = forks_of(engine, 2)
+    expected = [alone(engine, seed) for seed in range(2)]
+    assert tokens_of(engine.generate(first, 6, sampled(0))) == expected[0]
+    counted.computed.clear()
+    assert tokens_of(engine.generate(second, 6, sampled(1))) == expected[1]
+    assert sum(counted.computed) == 1
+
+
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_who_leads_may_go(make: Make, end: str) -> None:
+    engine, _ = make()
+    expected = [alone(engine, seed) for seed in range(3)]
+    sequences = forks_of(engine, 3)
+    streams = [engine.generate(each, 6, sampled(seed)) for seed, each in enumerate(sequences)]
+    if end == "cancel":
+        streams[0].cancel()
+    else:
+        engine.close(sequences[0])
+    assert [tokens_of(stream) for stream in streams[1:]] == expected[1:]
+
+
+def test_a_fork_that_hears_more_shares_what_came_before(make: Make) -> None:
+    engine, counted = make()
+    expected = alone(engine, 0), alone(engine, 1, more=(5, 6, 7))
+    original, fork = forks_of(engine, 2)
+    engine.append(fork, [5, 6, 7])
+    counted.computed.clear()
+    streams = engine.generate(original, 6, sampled(0)), engine.generate(fork, 6, sampled(1))
+    assert tuple(tokens_of(stream) for stream in streams) == expected
+    assert sum(counted.computed) == len(PROMPT) + 1 + 3
+
+
+def test_whoever_has_moved_on_is_not_copied(make: Make) -> None:
+    """The fork leads, with more tokens than spare slots: at its end the original's window is overwritten."""
+    engine, counted = make(prefill_block=64, max_batch_tokens=256)
+    more = tuple(range(3, 43))
+    expected = alone(engine, 0), alone(engine, 1, more=more)
+    original, fork = forks_of(engine, 2)
+    engine.append(fork, more)
+    counted.computed.clear()
+    assert tokens_of(engine.generate(fork, 6, sampled(1))) == expected[1]
+    assert tokens_of(engine.generate(original, 6, sampled(0))) == expected[0]
+    assert sum(counted.computed) == 2 * len(PROMPT) + len(more)
+
+
+def test_a_fork_of_a_fork_waits_too(make: Make) -> None:
+    engine, counted = make()
+    expected = [alone(engine, seed) for seed in range(3)]
+    original, fork = forks_of(engine, 2)
+    sequences = [original, fork, engine.fork(fork)]
+    counted.computed.clear()
+    streams = [engine.generate(each, 6, sampled(seed)) for seed, each in enumerate(sequences)]
+    assert [tokens_of(stream) for stream in streams] == expected
+    assert sum(counted.computed) == len(PROMPT) + 2
+
+
+def test_a_lent_fork_computes_for_itself(make: Make) -> None:
+    engine, counted = make()
+    expected = alone(engine, 1)
+    original, fork = forks_of(engine, 2)
+    engine.moves.lend(fork)
+    engine.moves.stay(fork)
+    assert (original.twins.members, fork.twins) == ({original}, None)
+    assert tokens_of(engine.generate(original, 1, sampled(0)))
+    counted.computed.clear()
+    assert tokens_of(engine.generate(fork, 6, sampled(1))) == expected
+    assert sum(counted.computed) == len(PROMPT)
+
+
+def test_what_is_computed_or_recalls_makes_no_twins(make: Make) -> None:
+    engine, _ = make()
+    sequence = engine.open("me", [])
+    engine.append(sequence, [3])
+    assert engine.fork(sequence).twins is None
+    recalling, _ = make(cache=WITH_RECALL)
+    original, fork = forks_of(recalling, 2, None, WITH_RECALL.recall)
+    assert (original.twins, fork.twins) == (None, None)
+    answers = [tokens_of(recalling.generate(each, 3, sampled(0))) for each in (original, fork)]
+    assert answers[0] == answers[1]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_every_fork_says_what_it_would_have_said_alone(make: Make, data: st.DataObject) -> None:
+    """Forks taken, told more, started, cancelled and closed in any order."""
+    engine, _ = make()
+    members = dict(enumerate(forks_of(engine, 4)))
+    more: dict[int, tuple[int, ...]] = dict.fromkeys(members, ())
+    started = {}
+    for _ in range(data.draw(st.integers(1, 10))):
+        index = data.draw(st.sampled_from(sorted(members)))
+        act = data.draw(st.sampled_from(["say", "start", "cancel", "close"]))
+        if act == "say" and index not in started:
+            tokens = data.draw(st.lists(st.integers(2, 50), max_size=30))
+            engine.append(members[index], tokens)
+            more[index] += tuple(tokens)
+        elif act == "start" and index not in started:
+            started[index] = engine.generate(members[index], 4, sampled(index))
+        elif act == "cancel" and index in started:
+            started.pop(index).cancel()
+            del members[index]
+        elif act == "close" and len(members) > 1 and index not in started:
+            engine.close(members.pop(index))
+        if not members:
+            break
+    said = {index: tokens_of(stream) for index, stream in started.items()}
+    engine.shutdown()
+    solo, _ = make()
+    assert said == {index: alone(solo, index, 4, more[index]) for index in said}
