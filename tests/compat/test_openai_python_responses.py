@@ -1,7 +1,6 @@
 """The official Python package: responses that go on from each other, and conversations."""
 
 import json
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -47,19 +46,16 @@ def dropped(response: Response) -> int:
     return response.usage.model_dump()["dropped_tokens"]
 
 
-def test_fifty_turns_cost_the_same(client: OpenAI, model: str) -> None:
-    """Only what is new is computed in each turn, also when the history has outgrown the window."""
+def test_fifty_turns_compute_only_what_is_new(client: OpenAI, model: str) -> None:
+    """Also when the history has outgrown the window."""
     last: Response | None = None
-    seconds = []
     for turn in range(TURNS):
-        began = time.monotonic()
         response = client.responses.create(
             model=model,
             input=f"Of fifty messages this is number {turn + 100}. Please answer it.",
             previous_response_id=last and last.id,
             **SHORT,
         )
-        seconds.append(time.monotonic() - began)
         if last is not None:
             # The last token of an answer is computed with what follows it, or copied from a session alike.
             assert history(last) - 1 <= cached(response)
@@ -68,8 +64,6 @@ def test_fifty_turns_cost_the_same(client: OpenAI, model: str) -> None:
     assert last is not None
     assert history(last) > 2 * REMEMBERED
     assert dropped(last) == history(last) - REMEMBERED
-    # The quickest of ten are those that nothing else disturbed.
-    assert min(seconds[-10:]) <= 2 * min(seconds[:10])
     client.responses.delete(last.id)
 
 

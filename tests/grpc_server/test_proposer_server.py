@@ -136,7 +136,7 @@ def test_health_follows_its_life_and_a_drain_ends_streams() -> None:
             Code.UNAVAILABLE,
             "the proposer is shutting down",
         )
-        assert time.monotonic() - began < 2, "nobody waits for a stream that never ends by itself"
+        assert time.monotonic() - began < 20, "nobody waits for a stream that never ends by itself"
         assert status() == health_pb2.HealthCheckResponse.NOT_SERVING
         with pytest.raises(grpc.RpcError) as late:
             describe(channel)
