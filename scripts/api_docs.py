@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROTOS = {
     "Wire contract": ROOT / "proto/kakeya/v1/runtime.proto",
     "Proposers elsewhere": ROOT / "proto/kakeya/v1/distributed.proto",
+    "Benchmarks elsewhere": ROOT / "proto/kakeya/v1/bridge.proto",
 }
 SOURCE = ROOT / "src"
 PAGE = ROOT / "docs/api.md"
@@ -24,11 +25,12 @@ PAGE = ROOT / "docs/api.md"
 _OPENING = """\
 # API reference
 
-Made by `make docs` from the comments of [runtime.proto](../proto/kakeya/v1/runtime.proto) and
-[distributed.proto](../proto/kakeya/v1/distributed.proto) and the docstrings of `kakeya.client`; edit those.
+Made by `make docs` from the comments of [runtime.proto](../proto/kakeya/v1/runtime.proto),
+[distributed.proto](../proto/kakeya/v1/distributed.proto) and [bridge.proto](../proto/kakeya/v1/bridge.proto) and the docstrings of `kakeya.client`; edit those.
 
 - [Wire contract](#wire-contract): any language that speaks gRPC
 - [Proposers elsewhere](#proposers-elsewhere): what a server and a `kakeya propose` say to each other
+- [Benchmarks elsewhere](#benchmarks-elsewhere): what `kakeya bridge run` and a `kakeya bridge serve` say to each other
 - [Python client](#python-client): `kakeya.Client` and `kakeya.AsyncClient`
 - [Errors](#errors)
 """

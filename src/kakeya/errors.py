@@ -9,6 +9,8 @@
     │   └── DownloadFailed     the fetch broke; the models in the cache are as they were
     ├── InvalidArgument        a bad request: token id, sampling value, empty history
     ├── SessionNotFound        unknown, closed, expired or someone else's session
+    ├── PresetNotFound         no preset of this name
+    ├── RunNotFound            unknown, forgotten or someone else's run of a preset, or one without a report
     ├── Conflict               the session is not as the call needs it; nothing was changed
     │   ├── SessionBusy        the session is generating already
     │   └── HistoryMismatch    expected_history_length differs from the real one
@@ -79,6 +81,14 @@ class InvalidArgument(KakeyaError):
 
 class SessionNotFound(KakeyaError):
     """The session is unknown, closed, expired or belongs to someone else."""
+
+
+class PresetNotFound(KakeyaError):
+    """No preset has this name."""
+
+
+class RunNotFound(KakeyaError):
+    """The run of a preset is unknown, forgotten or belongs to someone else, or it has no report."""
 
 
 class Conflict(KakeyaError):

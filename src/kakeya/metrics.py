@@ -227,3 +227,23 @@ class ProposerMetrics:
 
     def discarded(self, tokens: int) -> None:
         self._discarded.inc(tokens)
+
+
+class BridgeMetrics:
+    """The metrics of `kakeya bridge serve`, on a new registry unless one is given."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self._running = Gauge(
+            "kakeya_bridge_running", "Runs that are going on, 0 or 1", registry=self.registry
+        )
+        self._runs = Counter(
+            "kakeya_bridge_runs", "Runs that ended", ["preset", "state"], registry=self.registry
+        )
+
+    def started(self) -> None:
+        self._running.set(1)
+
+    def ended(self, preset: str, state: str) -> None:
+        self._running.set(0)
+        self._runs.labels(preset, state).inc()

@@ -125,7 +125,7 @@ def test_the_engine_becomes_flags_that_the_server_knows(monkeypatch: pytest.Monk
 
     monkeypatch.setenv("KAKEYA_API_KEY", "secret")
     monkeypatch.setenv("KAKEYA_CACHE_DIR", "/somewhere")
-    monkeypatch.setattr(processes, "_PROGRAM", "")
+    monkeypatch.setattr(processes, "KAKEYA", "")
     monkeypatch.setattr(subprocess, "Popen", noted)
     with ServerProcess(EngineOptions(sink=3, window=77, threads=2), 9):
         pass
@@ -143,7 +143,7 @@ DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time
 @pytest.mark.parametrize(
     ("program", "why"),
     [
-        (processes._PROGRAM, "kakeya: .*absent"),
+        (processes.KAKEYA, "kakeya: .*absent"),
         ("", "exit status 0"),
         ("import sys; sys.exit('kakeya: no room\\nsome warning of a library')", "kakeya: no room$"),
         (DEAF, "it took too long"),
@@ -164,7 +164,7 @@ def test_a_server_that_does_not_start_says_why_and_is_ended(
             pass
 
     monkeypatch.setattr(ServerProcess, "__init__", noted)
-    monkeypatch.setattr(processes, "_PROGRAM", program)
+    monkeypatch.setattr(processes, "KAKEYA", program)
     if program == DEAF:
         monkeypatch.setattr(processes, "START_SECONDS", 0.5)
         monkeypatch.setattr(processes, "PATIENCE_SECONDS", 0.2)
@@ -175,7 +175,7 @@ def test_a_server_that_does_not_start_says_why_and_is_ended(
 
 def test_a_server_leaves_with_its_parent() -> None:
     """The system closes the pipe of a parent that was killed."""
-    assert processes._PROGRAM.startswith(processes._LEAVE_WITH_PARENT)
+    assert processes.KAKEYA.startswith(processes._LEAVE_WITH_PARENT)
     program = processes._LEAVE_WITH_PARENT + "import time; time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
         assert process.poll() is None

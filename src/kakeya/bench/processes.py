@@ -246,13 +246,19 @@ _LEAVE_WITH_PARENT = (
     "leave = lambda: (os.read(0, 1), os.kill(os.getpid(), signal.SIGTERM)); "
     "threading.Thread(target=leave, daemon=True).start(); "
 )
-_PROGRAM = _LEAVE_WITH_PARENT + "from kakeya.cli import main; main()"
+KAKEYA = _LEAVE_WITH_PARENT + "from kakeya.cli import main; main()"
+"""`kakeya` as a program for `python -c`, with a pipe as its input."""
 # The system finds a free port; the banner says which.
 _ANY_PORT = "127.0.0.1:0"
 _GRPC = re.compile(r"^kakeya \S+ (?:serves|proposes with) .* on (\S+)\n", re.MULTILINE)
 _HTTP = re.compile(r"^ +http +http://([^/\s]+)/.*\n", re.MULTILINE)
 # Settings of the user's that a measurement must not depend on; where models lie is no such setting.
 _FOREIGN_PREFIX, _KEPT = "KAKEYA_", frozenset({"KAKEYA_CACHE_DIR"})
+
+
+def clean_environment() -> dict[str, str]:
+    """Ours without the user's settings of `kakeya`."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN_PREFIX) or k in _KEPT}
 
 
 def serve_flags(engine: EngineOptions, capacity: int) -> list[str]:
@@ -279,9 +285,9 @@ class VerbProcess(ChildProcess):
         self._has_http = http
         pinned = f"import os; os.sched_setaffinity(0, {list(cores)}); " if cores else ""
         super().__init__(
-            ["-c", pinned + _PROGRAM, *arguments],
+            ["-c", pinned + KAKEYA, *arguments],
             stdout=None,
-            env={k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN_PREFIX) or k in _KEPT},
+            env=clean_environment(),
             # An interrupt at the terminal is for the benchmark, which stops the server itself.
             own_session=True,
         )

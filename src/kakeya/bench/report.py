@@ -166,14 +166,14 @@ def check_file(what: str, path: Path | None, suffix: str) -> None:
         raise ConfigError(f"the {what} needs an existing directory to be written in, got {path}")
 
 
-def write_file(what: str, path: Path, text: str) -> None:
+def write_file(what: str, path: Path, content: str | bytes) -> None:
     """Write a whole file or none: what stood there before stays until the new one is complete.
 
     Raises ConfigError when the place cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
         temporary.replace(path)
     except OSError as error:
         raise ConfigError(f"cannot write the {what} at {path}: {error}") from error

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -19,9 +20,19 @@ from kakeya.errors import ConfigError
 R = TypeVar("R", bound=Results)
 
 
+class ProgressForm(StrEnum):
+    """How a run says how far it is: a bar on a terminal, or a JSON object a line on standard error."""
+
+    BAR = "bar"
+    JSON = "json"
+
+
 @dataclass(frozen=True)
 class Outputs:
-    """Where a report goes: the flags that all benchmarks have. Without `output` it is bench-KIND.json."""
+    """Where a report goes and who is told of it: the flags that all benchmarks have.
+
+    Without `output` it is bench-KIND.json.
+    """
 
     output: Annotated[
         Path | None,
@@ -29,6 +40,9 @@ class Outputs:
     ] = None
     picture: Annotated[Path | None, typer.Option(help="Write the report's main chart as SVG.")] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print the report itself on stdout.")] = False
+    progress: Annotated[
+        ProgressForm, typer.Option(help="A bar for people, or lines of JSON on stderr for programs.")
+    ] = ProgressForm.BAR
 
     def path(self, kind: str) -> Path:
         return self.output or Path(f"bench-{kind}.json")

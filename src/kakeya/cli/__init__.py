@@ -13,7 +13,7 @@ import typer
 import kakeya
 from kakeya.errors import ConfigError, KakeyaError
 
-VERBS = ("pull", "models", "chat", "generate", "serve", "sessions", "propose", "train", "bench")
+VERBS = ("pull", "models", "chat", "generate", "serve", "sessions", "propose", "train", "bench", "bridge")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

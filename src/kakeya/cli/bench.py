@@ -1,6 +1,8 @@
-"""`kakeya bench`: every benchmark as a verb, and one page over many reports."""
+"""`kakeya bench`: every benchmark as a verb, presets of them, and one page over many reports."""
 
 import json
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, make_dataclass, replace
@@ -18,7 +20,7 @@ from kakeya.bench.benchmark import Benchmark
 from kakeya.bench.chart import picture
 from kakeya.bench.page import collection_page, model_of, overview
 from kakeya.bench.report import Gate, Report, check_file, collect, write_file
-from kakeya.bench.runner import Outputs, execute, main_chart
+from kakeya.bench.runner import Outputs, ProgressForm, execute, main_chart
 from kakeya.bench.tables import Table
 from kakeya.cli.command import command_of
 from kakeya.cli.console import FetchBar, Screen
@@ -27,7 +29,9 @@ from kakeya.errors import ConfigError
 PIPE_WIDTH = 160
 # The time left is estimated from so much of the past: minutes may pass between two signs of progress.
 SPEED_SECONDS = 600.0
-_REPORT = "report"
+# Programs are told so often how far a run is.
+TOLD_EVERY_S = 0.2
+_REPORT, _PRESETS = "report", ("presets", "preset")
 _STYLES = {True: "green", False: "bold red", None: "dim"}
 
 
@@ -37,12 +41,12 @@ class BenchGroup(TyperGroup):
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         from kakeya.bench.registry import usable_kinds
 
-        return [*usable_kinds(), _REPORT]
+        return [*usable_kinds(), *_PRESETS, _REPORT]
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
         from kakeya.bench.registry import KINDS
 
-        if cmd_name not in self.commands and cmd_name in (*KINDS, _REPORT):
+        if cmd_name not in self.commands and cmd_name in (*KINDS, *_PRESETS, _REPORT):
             self.commands.update(get_group(_with_verb(cmd_name)).commands)
         return self.commands.get(cmd_name)
 
@@ -59,23 +63,34 @@ def _with_verb(kind: str) -> typer.Typer:
     if kind == _REPORT:
         about = "One HTML page over the reports in a directory, and their pictures."
         bench.command(kind, help=about)(report)
+    elif kind in _PRESETS:
+        from kakeya.cli import presets
+
+        presets.register(bench)
     else:
         benchmark = benchmark_of(kind)
-        bench.command(kind, help=benchmark.help)(_verb(benchmark))
+        bench.command(kind, help=benchmark.help)(verb(benchmark, measure))
     return bench
 
 
-def _verb(benchmark: type[Benchmark[Any]]) -> Callable[..., None]:
-    """A command with the benchmark's flags and those of its outputs."""
+def measure(benchmark: Benchmark[Any], outputs: Outputs) -> None:
+    """Run a benchmark, and leave with its exit status."""
+    screen = BenchScreen() if outputs.progress is ProgressForm.BAR else ProgramScreen()
+    raise typer.Exit(execute(benchmark, outputs, screen))
+
+
+def verb(
+    benchmark: type[Benchmark[Any]], run: Callable[[Benchmark[Any], Outputs], None]
+) -> Callable[..., None]:
+    """A command with the benchmark's flags and those of its outputs, which hands both to `run`."""
     hints = get_type_hints(Outputs, include_extras=True)
     outputs = [(each.name, hints[each.name], each.default) for each in fields(Outputs)]
     options = make_dataclass(benchmark.__name__, outputs, bases=(benchmark,), frozen=True)
 
-    def run(context: typer.Context, given: Any) -> None:
-        asked = _with_presets(context, _part(benchmark, given))
-        raise typer.Exit(execute(asked, _part(Outputs, given), BenchScreen()))
+    def command(context: typer.Context, given: Any) -> None:
+        run(_with_presets(context, _part(benchmark, given)), _part(Outputs, given))
 
-    return command_of(options, run)
+    return command_of(options, command)
 
 
 def _part(kind: type[Any], given: Any) -> Any:
@@ -121,6 +136,32 @@ class BenchScreen(Screen):
         if not self.out.is_terminal:
             self.out.width = PIPE_WIDTH
         self.out.print(*map(_rich, tables), *([_rich_gates(gates)] if gates else ()), sep="")
+
+
+class ProgramScreen(BenchScreen):
+    """For a program that reads standard error: `{"progress": 0.25, "work": "16 agents"}`, a line each."""
+
+    def fetch(self, model: str) -> Path:
+        _tell(0.0, f"fetching {model}")
+        return super().fetch(model)
+
+    @contextmanager
+    def progress(self) -> Iterator[Callable[[float, str], None]]:
+        """Lines, the first one at once."""
+        told = -TOLD_EVERY_S
+
+        def tell(done: float, work: str) -> None:
+            nonlocal told
+            if time.monotonic() - told >= TOLD_EVERY_S:
+                told = time.monotonic()
+                _tell(done, work)
+
+        yield tell
+
+
+def _tell(done: float, work: str) -> None:
+    sys.stderr.write(json.dumps({"progress": round(done, 4), "work": work}) + "\n")
+    sys.stderr.flush()
 
 
 def _rich(table: Table) -> RichTable:

@@ -13,8 +13,13 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-# What a model says must not drive the terminal: of the control characters only newline and tab remain.
+# What others say must not drive the terminal: of the control characters only newline and tab remain.
 _CONTROL_CODES = dict.fromkeys([c for c in range(32) if chr(c) not in "\n\t"] + list(range(127, 160)))
+
+
+def harmless(text: str) -> str:
+    """Text from elsewhere without what a terminal would obey."""
+    return text.translate(_CONTROL_CODES)
 
 
 class Screen:
@@ -31,7 +36,7 @@ class Screen:
 
     def answer(self, piece: str) -> None:
         """Write a piece of the model's text at once, as it is but for control codes."""
-        self.out.file.write(piece.translate(_CONTROL_CODES))
+        self.out.file.write(harmless(piece))
         self.out.file.flush()
 
     def line(self, text: str = "") -> None:
@@ -80,6 +85,14 @@ class FetchBar:
         self._bars.start()
         # Bytes that were there before must not count for the rate.
         return self._bars.add_task(step, completed=done, total=total)
+
+
+def human_seconds(seconds: float) -> str:
+    """A duration for reading: 45 s, 12 min, 4 h 30 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return " ".join(f"{count} {unit}" for count, unit in ((hours, "h"), (minutes, "min")) if count)
 
 
 def human_bytes(size: float) -> str:

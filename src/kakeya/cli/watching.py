@@ -9,7 +9,7 @@ from kakeya.cli.grpc_options import GrpcOptions
 from kakeya.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kakeya.metrics import Metrics, ProposerMetrics
+    from kakeya.metrics import BridgeMetrics, Metrics, ProposerMetrics
 
 
 def adopt_foreign_logs() -> None:
@@ -22,7 +22,9 @@ def adopt_foreign_logs() -> None:
 
 
 @contextmanager
-def metrics_endpoint(options: GrpcOptions, metrics: "Metrics | ProposerMetrics") -> Iterator[str | None]:
+def metrics_endpoint(
+    options: GrpcOptions, metrics: "Metrics | ProposerMetrics | BridgeMetrics"
+) -> Iterator[str | None]:
     """Serve the metrics while the body runs, if a port was given; yields their URL. Raises ConfigError."""
     if options.metrics_port is None:
         yield None

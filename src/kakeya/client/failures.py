@@ -1,7 +1,8 @@
 """gRPC statuses as the errors of `kakeya.errors`: the server's table, read backwards."""
 
+from typing import Any
+
 from grpc import StatusCode
-from grpc.aio import AioRpcError
 
 from kakeya import errors
 from kakeya.errors import KakeyaError
@@ -20,6 +21,8 @@ _BY_STATUS: dict[StatusCode, type[KakeyaError]] = {
 _BY_NAME: dict[object, type[KakeyaError]] = {
     kind.__name__: kind
     for kind in (
+        errors.PresetNotFound,
+        errors.RunNotFound,
         errors.SessionBusy,
         errors.HistoryMismatch,
         errors.StepFailed,
@@ -29,14 +32,18 @@ _BY_NAME: dict[object, type[KakeyaError]] = {
 }
 
 
-def translated(error: AioRpcError) -> KakeyaError:
+# An AioRpcError, or the RpcError of a plain call. They have the same methods, and no type in common.
+Refusal = Any
+
+
+def translated(error: Refusal) -> KakeyaError:
     """The error that the server meant, with its status."""
     translation = _error(error, error.details() or error.code().name)
     translation.status = error.code()
     return translation
 
 
-def _error(error: AioRpcError, message: str) -> KakeyaError:
+def _error(error: Refusal, message: str) -> KakeyaError:
     status = error.code()
     if status is StatusCode.FAILED_PRECONDITION:
         return _invariant_violation(message)
@@ -47,7 +54,7 @@ def _error(error: AioRpcError, message: str) -> KakeyaError:
     return kind(message) if kind is not None else errors.RemoteError(f"{status.name}: {message}")
 
 
-def _named_error(error: AioRpcError) -> object:
+def _named_error(error: Refusal) -> object:
     return dict(error.trailing_metadata() or ()).get(errors.ERROR_NAME_KEY)
 
 

@@ -17,6 +17,8 @@ Context = Any
 
 STATUS_CODES: Mapping[type[KakeyaError], grpc.StatusCode] = {
     errors.SessionNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.PresetNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.RunNotFound: grpc.StatusCode.NOT_FOUND,
     errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
     errors.StateMismatch: grpc.StatusCode.INVALID_ARGUMENT,
     errors.SessionBusy: grpc.StatusCode.ABORTED,

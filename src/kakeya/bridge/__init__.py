@@ -1,0 +1,1 @@
+"""Benchmarks on a machine without a login: `kakeya bridge serve` there, `kakeya bridge run` here."""
