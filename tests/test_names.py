@@ -12,6 +12,7 @@ BEHAVIOURS: dict[str, set[str]] = {
     "bench/peers": set(),
     "bench/quality": set(),
     "bench/recall": set(),
+    "bridge": set(),
     "cli": set(),
     "client": set(),
     "engine": {"against_oracle", "families_bounded", "numerics", "real_weights"},

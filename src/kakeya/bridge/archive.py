@@ -33,9 +33,14 @@ class Archive:
         self._files.make_directory(directory)
         self._lock = DirectoryLock(directory)
 
+    def close(self) -> None:
+        """Let another bridge have the directory."""
+        self._lock.release()
+
     def load(self) -> dict[str, RunRecord]:
         """The runs of earlier bridges, oldest first. One that was still going on has failed."""
-        found = sorted(self._stored(), key=lambda record: record.started_at)
+        # Of those that began in the same second, the one that ended first was first.
+        found = sorted(self._stored(), key=lambda record: (record.started_at, self._stored_at(record)))
         return {record.run_id: self._ended(record) for record in found}
 
     def create(self, record: RunRecord) -> Path:
@@ -100,6 +105,9 @@ class Archive:
                 continue
             if record.run_id == path.parent.name:
                 yield record
+
+    def _stored_at(self, record: RunRecord) -> int:
+        return (self.folder(record.run_id) / _RECORD).stat().st_mtime_ns
 
     def _ended(self, record: RunRecord) -> RunRecord:
         if record.is_over:

@@ -12,7 +12,7 @@ from kakeya.bridge.archive import LARGEST_REPORT
 from kakeya.bridge.records import RunRecord, record_of
 from kakeya.client.failures import translated
 from kakeya.dialing import TLS, Keepalive, Retry, dial
-from kakeya.errors import DeadlineExceeded, RemoteError, Unavailable
+from kakeya.errors import KakeyaError, RemoteError, Unavailable
 from kakeya.wire import bridge_pb2 as pb, bridge_pb2_grpc
 
 DEFAULT_PORT = 50071
@@ -24,11 +24,33 @@ _RETRY = Retry(first_delay=0.2, longest_delay=5.0)
 _FIRST_PATIENCE_S = 10.0
 
 
+class _Patience:
+    """How long a bridge that cannot be reached is tried again: `seconds` from the first failure on."""
+
+    def __init__(self, seconds: float, tell: Callable[[str], object]) -> None:
+        self._seconds, self._tell = seconds, tell
+        self.renew(seconds)
+
+    def renew(self, seconds: float) -> None:
+        """The bridge was heard: the next failure is a first one."""
+        self._seconds, self._end, self._delay = seconds, 0.0, _RETRY.first_delay
+
+    def pause_or_raise(self, error: KakeyaError) -> None:
+        """Wait before the next try. Raises `error` when there is no time for one."""
+        if not self._end:
+            self._end = time.monotonic() + self._seconds
+            self._tell(f"the bridge cannot be reached, trying again for {self._seconds:g} s: {error}")
+        if time.monotonic() + self._delay > self._end:
+            raise error
+        time.sleep(self._delay)
+        self._delay = min(2 * self._delay, _RETRY.longest_delay)
+
+
 class Bridge:
     """Calls to a `kakeya bridge serve`. Raises the error that the server meant. A context manager.
 
     What it says is a stranger's word: sizes and digests are checked, and texts must not reach a terminal as
-    they are. Once a run has been heard of, breaks of up to `patience_s` seconds are waited out.
+    they are. Once a run has been heard of, breaks of up to `patience_s` seconds are waited out, and told of.
     """
 
     def __init__(
@@ -37,8 +59,9 @@ class Bridge:
         api_key: str | None = None,
         tls: TLS | None = None,
         patience_s: float = 600.0,
+        tell: Callable[[str], object] = lambda words: None,
     ) -> None:
-        self._patience_s = patience_s
+        self._patience_s, self._tell = patience_s, tell
         self._channel = dial(address_of(address), tls, _RETRY, Keepalive())
         self._stub = bridge_pb2_grpc.BridgeServiceStub(self._channel)
         self._metadata = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
@@ -76,36 +99,29 @@ class Bridge:
     def fetch(self, run_id: str, *, page: bool = False) -> bytes:
         """The report, or its page. Raises RemoteError when it is not what its digest says, or too large."""
         form = pb.REPORT_FORM_HTML if page else pb.REPORT_FORM_JSON
-        request = pb.FetchReportRequest(run_id=run_id, form=form)
-        header, content = pb.ReportHeader(), bytearray()
-        for number, chunk in enumerate(self._stream("FetchReport", request, timeout=_FETCH_S)):
-            if number == 0:
-                header = chunk.header
-            content += chunk.data
-            if len(content) > min(header.size, LARGEST_REPORT):
-                raise RemoteError(f"the bridge sends more than the {header.size:,} bytes of its report")
-        if len(content) != header.size or hashlib.sha256(content).digest() != header.sha256:
-            raise RemoteError("the report was damaged on its way, or on the bridge's disk")
-        return bytes(content)
+        request, patience = pb.FetchReportRequest(run_id=run_id, form=form), self._patience(self._patience_s)
+        while True:
+            try:
+                return _whole(self._stream("FetchReport", request, timeout=_FETCH_S))
+            except Unavailable as error:
+                patience.pause_or_raise(error)
 
     def _states(self, stream: Callable[[], Iterator[Any]]) -> Iterator[RunRecord]:
-        patience_s = min(_FIRST_PATIENCE_S, self._patience_s)
-        lost_at, delay = time.monotonic(), _RETRY.first_delay
+        patience = self._patience(min(_FIRST_PATIENCE_S, self._patience_s))
         while True:
             try:
                 for message in stream():
-                    record, patience_s = record_of(message), self._patience_s
+                    patience.renew(self._patience_s)
+                    record = record_of(message)
                     yield record
                     if record.is_over:
                         return
-                    lost_at, delay = float("inf"), _RETRY.first_delay
                 raise Unavailable("the bridge ended the connection before the run had ended")
-            except (Unavailable, DeadlineExceeded):
-                lost_at = min(lost_at, time.monotonic())
-                if time.monotonic() + delay > lost_at + patience_s:
-                    raise
-            time.sleep(delay)
-            delay = min(2 * delay, _RETRY.longest_delay)
+            except Unavailable as error:
+                patience.pause_or_raise(error)
+
+    def _patience(self, seconds: float) -> _Patience:
+        return _Patience(seconds, self._tell)
 
     def _stream(self, name: str, request: Any, timeout: float | None = None) -> Iterator[Any]:
         call = getattr(self._stub, name)(request, timeout=timeout, metadata=self._metadata)
@@ -121,6 +137,19 @@ class Bridge:
             return getattr(self._stub, name)(request, timeout=_CALL_S, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translated(error) from error
+
+
+def _whole(chunks: Iterator[pb.ReportChunk]) -> bytes:
+    """The file that a stream brings. Raises RemoteError for one that is not as announced."""
+    header, content = pb.ReportHeader(), bytearray()
+    for number, chunk in enumerate(chunks):
+        header = chunk.header if number == 0 else header
+        content += chunk.data
+        if len(content) > min(header.size, LARGEST_REPORT):
+            raise RemoteError(f"the bridge sends more than the {header.size:,} bytes that it announced")
+    if len(content) != header.size or hashlib.sha256(content).digest() != header.sha256:
+        raise RemoteError("the report was damaged on its way")
+    return bytes(content)
 
 
 def address_of(host: str) -> str:

@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ TICK_S = 0.2
 _PIECE_BYTES = 64 * 1024
 # What a pipe can hold when nobody writes to it any more.
 _LAST_PIECES = 16
-_ROUNDS = 20
+_ROUNDS, _ROUND_S = 100, 0.02
 
 
 class RunProcess:
@@ -73,7 +74,7 @@ class RunProcess:
             for process in left:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-            psutil.wait_procs(left, timeout=TICK_S)
+            time.sleep(_ROUND_S)  # not waiting for them: that is for whoever started them
 
     def close(self) -> None:
         """Kill what is left, and free the pipes."""

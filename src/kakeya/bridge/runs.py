@@ -122,7 +122,7 @@ class Runs:
             if (busy := self._current()) is not None:
                 log.warning("run refused: another is going on", extra={"preset": name, "owner": owner})
                 raise ResourceExhausted(_what_runs(busy, owner))
-            return self._launch(RunRecord(secrets.token_hex(16), name, now(), owner, request_id), preset)
+            return self._launch(RunRecord(secrets.token_hex(8), name, now(), owner, request_id), preset)
 
     def record(self, owner: str, run_id: str) -> RunRecord:
         """Raises RunNotFound, also for someone else's."""
@@ -190,6 +190,7 @@ class Runs:
             running = self._running
         if running is not None:
             self._wait_for(running, None)
+        self._archive.close()
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -230,9 +231,11 @@ class Runs:
 
     def _end(self, record: RunRecord, running: _Running, ending: _Ending) -> None:
         state, reason = ending
+        record = self._up_to_now(record)
         record = replace(
-            self._up_to_now(record),
+            record,
             state=state,
+            progress=1.0 if state in (RunState.PASSED, RunState.GATES_FAILED) else record.progress,
             reason=reason,
             finished_at=now(),
             output_tail=running.output.tail(),

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kakeya.bench.report import check_file, read_report, write_file
-from kakeya.cli.bench import BenchScreen
+from kakeya.cli.bench import PIPE_WIDTH, BenchScreen
 from kakeya.cli.bridge_serve import BridgeOptions, serve
 from kakeya.cli.command import ENVIRONMENT_PREFIX, command_of
 from kakeya.cli.console import Screen, harmless, human_seconds
@@ -78,7 +78,9 @@ class CallOptions:
             raise ConfigError("--tls-cert and --tls-key need --tls-ca, which turns TLS on")
         ca_file = None if self.tls_ca == "system" else self.tls_ca
         tls = None if self.tls_ca is None else TLS(ca_file, self.tls_cert, self.tls_key)
-        return Bridge(self.host, self.api_key, tls, patience_s)
+        return Bridge(
+            self.host, self.api_key, tls, patience_s, lambda words: Screen().notice(harmless(words))
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +178,10 @@ def runs(context: typer.Context, options: ListOptions) -> None:
         screen.line(json.dumps([asdict(each) for each in found]))
         return
     table = Table("run", "preset", "state", "began", "took", "done", "why", box=SIMPLE)
+    for column in table.columns[:-1]:
+        column.no_wrap = True  # to be copied
+    if not screen.out.is_terminal:
+        screen.out.width = PIPE_WIDTH
     for each in found:
         took, done = human_seconds(each.elapsed_s), f"{each.progress:.0%}"
         cells = (each.run_id, each.preset, each.state.value, each.started_at, took, done, each.reason)
