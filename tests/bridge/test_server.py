@@ -1,4 +1,4 @@
-"""BridgeService over the wire: keys, health and the drain are those of every server, and nothing else runs."""
+"""BridgeService over the wire: keys, health and the drain are those of every server."""
 
 import hashlib
 from collections.abc import Iterator

@@ -241,9 +241,6 @@ class Runs:
             output_tail=running.output.tail(),
             has_report=self._has_report(record, running.preset.benchmark),
         )
-        with self._lock:
-            self._runs[record.run_id], self._running = record, None
-            self._metrics.ended(record.preset, state.value)
         facts = {"run_id": record.run_id, "preset": record.preset, "owner": record.owner}
         outcome = {"state": state.value, "seconds": round(record.elapsed_s, 1), "reason": reason}
         log.info("run ended", extra={**facts, **outcome})
@@ -251,6 +248,10 @@ class Runs:
             self._archive.save(record)
         except Exception:
             log.exception("the end of a run could not be stored", extra=facts)
+        # Stored before it is told: whoever sees the end may close everything.
+        with self._lock:
+            self._runs[record.run_id], self._running = record, None
+            self._metrics.ended(record.preset, state.value)
         self._tell()
 
     def _judged(self, record: RunRecord, running: _Running) -> _Ending:
