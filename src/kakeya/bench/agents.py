@@ -8,7 +8,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,6 @@ from kakeya.bench.tables import MS, Chart, Table, figure, figures, listing
 from kakeya.types import ShareBeginnings, TokenEvent
 
 if TYPE_CHECKING:
-    from kakeya.engine.stream import EventStream
     from kakeya.runtime import Runtime
 
 COMMON, OWN = 480, 28
@@ -240,12 +239,12 @@ def _open(runtime: "Runtime", stack: ExitStack, token_ids: Sequence[int]) -> str
     return session_id
 
 
-def _arrivals(stream: "EventStream") -> list[float]:
+def _arrivals(stream: Iterable[object]) -> list[float]:
     """When its tokens came."""
     return [time.perf_counter() for event in stream if isinstance(event, TokenEvent)]
 
 
-def _read_all(streams: Sequence["EventStream"]) -> list[list[float]]:
+def _read_all(streams: Sequence[Iterable[object]]) -> list[list[float]]:
     with ThreadPoolExecutor(len(streams)) as pool:
         return list(pool.map(_arrivals, streams))
 
