@@ -26,11 +26,12 @@ _OPENING = """\
 # API reference
 
 Made by `make docs` from the comments of [runtime.proto](../proto/kakeya/v1/runtime.proto),
-[distributed.proto](../proto/kakeya/v1/distributed.proto) and [bridge.proto](../proto/kakeya/v1/bridge.proto) and the docstrings of `kakeya.client`; edit those.
+[distributed.proto](../proto/kakeya/v1/distributed.proto) and
+[bridge.proto](../proto/kakeya/v1/bridge.proto), and the docstrings of `kakeya.client`; edit those.
 
 - [Wire contract](#wire-contract): any language that speaks gRPC
 - [Proposers elsewhere](#proposers-elsewhere): what a server and a `kakeya propose` say to each other
-- [Benchmarks elsewhere](#benchmarks-elsewhere): what `kakeya bridge run` and a `kakeya bridge serve` say to each other
+- [Benchmarks elsewhere](#benchmarks-elsewhere): what the two sides of `kakeya bridge` say
 - [Python client](#python-client): `kakeya.Client` and `kakeya.AsyncClient`
 - [Errors](#errors)
 """

@@ -28,7 +28,7 @@ class _Patience:
     """How long a bridge that cannot be reached is tried again: `seconds` from the first failure on."""
 
     def __init__(self, seconds: float, tell: Callable[[str], object]) -> None:
-        self._seconds, self._tell = seconds, tell
+        self._tell = tell
         self.renew(seconds)
 
     def renew(self, seconds: float) -> None:
