@@ -48,6 +48,23 @@ def test_help_is_quick_and_light() -> None:
     assert min(processor_seconds(program) for _ in range(3)) < 1.5
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(run: Run, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
+    # Otherwise it looks for the shell that started this process.
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    outcome = run("--show-completion", shell)
+    assert outcome.status == 0
+    assert f"_KAKEYA_COMPLETE=complete_{shell}" in outcome.out
+
+
+def test_completion_knows_verbs_and_flags(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_KAKEYA_COMPLETE", "complete_bash")
+    for words, completed in (("kakeya se", {"serve", "sessions"}), ("kakeya doctor --js", {"--json"})):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        assert set(run().out.split()) == completed
+
+
 def test_an_unknown_verb_is_wrong_usage(run: Run) -> None:
     outcome = run("frobnicate")
     assert outcome.status == 2

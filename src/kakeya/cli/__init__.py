@@ -13,7 +13,19 @@ import typer
 import kakeya
 from kakeya.errors import ConfigError, KakeyaError
 
-VERBS = ("pull", "models", "chat", "generate", "serve", "sessions", "propose", "train", "bench", "bridge")
+VERBS = (
+    "pull",
+    "models",
+    "chat",
+    "generate",
+    "serve",
+    "sessions",
+    "propose",
+    "train",
+    "bench",
+    "bridge",
+    "doctor",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def build(arguments: Sequence[str]) -> typer.Typer:
     """The application with the verb that is wanted, or with all of them when help is."""
-    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True)(_common)
     wanted = [verb for verb in VERBS if verb in arguments[:1]] or VERBS
     for verb in wanted:
