@@ -1,8 +1,10 @@
 """Builds the native kernels with the package. Everything else about the package is in pyproject.toml.
 
 The extension is optional: where no compiler works, the package installs without it and runs on torch.
+KAKEYA_REQUIRE_NATIVE=1 makes that an error, for wheels that others install.
 """
 
+import os
 from glob import glob
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
@@ -20,7 +22,7 @@ native = Pybind11Extension(
     # information, which takes a third of the time.
     extra_compile_args=["-O3", "-g0", "-ffp-contract=off", "-pthread", "-Wno-maybe-uninitialized"],
     extra_link_args=["-pthread"],
-    optional=True,
+    optional=os.environ.get("KAKEYA_REQUIRE_NATIVE") != "1",
 )
 
 # One file per core at a time.
