@@ -3,7 +3,7 @@
     python scripts/try_package.py dist
 
 Takes the versions of constraints.txt. Exits with an error when a command of the installed package fails, or
-when the server gives no answer.
+when the server does not know the capital of France.
 """
 
 import json
@@ -29,8 +29,9 @@ def main(folder: Path) -> int:
         kakeya = install(wheel, Path(elsewhere))
         for arguments in (["--version"], ["doctor"], ["pull"]):
             subprocess.run([kakeya, *arguments], check=True, cwd=elsewhere, env=_environment())
-        sys.stdout.write(f"{answer_of_server(kakeya, elsewhere)}\n")
-    return 0
+        answer = answer_of_server(kakeya, elsewhere)
+    sys.stdout.write(f"{answer}\n")
+    return 0 if "Paris" in answer else 1
 
 
 def install(wheel: Path, folder: Path) -> str:
@@ -48,13 +49,16 @@ def answer_of_server(kakeya: str, folder: str) -> str:
     with subprocess.Popen(command, cwd=folder, env=_environment()) as server:
         try:
             _wait_for(f"http://{http}/readyz", server)
-            return _ask(f"http://{http}/v1/chat/completions", "What is the capital of France?")
+            return _ask(f"http://{http}/v1/chat/completions")
         finally:
             server.terminate()
 
 
-def _ask(url: str, question: str) -> str:
-    messages = [{"role": "user", "content": question}]
+def _ask(url: str) -> str:
+    messages = [
+        {"role": "system", "content": "You are a helpful assistant."},
+        {"role": "user", "content": "What is the capital of France?"},
+    ]
     body = json.dumps({"model": _MODEL, "messages": messages, "max_tokens": 24, "temperature": 0}).encode()
     request = urllib.request.Request(url, body, {"content-type": "application/json"})
     with _open(request) as response:
