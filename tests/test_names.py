@@ -19,7 +19,7 @@ BEHAVIOURS: dict[str, set[str]] = {
     "engine/cpu": set(),
     "engine/cuda": {"engine", "gpu", "numerics", "opening", "scheduling", "triton"},
     "grpc_server": {"chaos", "security"},
-    "http_server": {"shared_beginnings"},
+    "http_server": {"restart", "shared_beginnings"},
     "http_server/completions": set(),
     "http_server/responses": {"branches", "streaming", "tools"},
     "kernels": set(),

@@ -41,6 +41,7 @@ from kakeya.text import Tokenizer
 from kakeya.text.turns import message_start
 from kakeya.tracing import Tracing
 from kakeya.types import (
+    Document,
     RuntimeFacts,
     SamplingParams,
     SessionInfo,
@@ -176,11 +177,13 @@ class Runtime:
         eos_token_ids: Sequence[int] | None = None,
         pinned_prefix_tokens: int | None = None,
         recall_tokens: int = 0,
+        holder: str = "",
         request_id: str = "",
     ) -> str:
         """A new empty session; its id. EOS ids default to the model's own.
 
-        With `recall_tokens`, each turn sees up to so many tokens again that have left the window.
+        With `recall_tokens`, each turn sees up to so many tokens again that have left the window. A front end
+        that keeps it for its own clients is its `holder`, and finds it again with `held_sessions`.
         """
         check_label(client_label)
         eos = self.model_config.eos_token_ids if eos_token_ids is None else eos_token_ids
@@ -193,7 +196,9 @@ class Runtime:
                 )
                 stored = partial(self._keeping.created, call=call)
                 sequence = self._keeping.with_slab(take)
-                return self._keep(sequence, client_label, "session created", stored, request_id)
+                return self._keep(
+                    sequence, client_label, "session created", stored, request_id, holder=holder
+                )
 
         return self._answers.once(owner, call, create)
 
@@ -325,7 +330,9 @@ class Runtime:
 
         return self._engine.read_all(_awake(sessions), describe), next_page
 
-    def fork(self, session_id: str, *, owner: str = LOCAL_OWNER, request_id: str = "") -> tuple[str, int]:
+    def fork(
+        self, session_id: str, *, owner: str = LOCAL_OWNER, holder: str = "", request_id: str = ""
+    ) -> tuple[str, int]:
         """A new session with the same history, independent from here on; its id and history length."""
         call = Call("fork", session_id, request_id)
 
@@ -336,7 +343,8 @@ class Runtime:
                 length = copy.committed  # before anybody else can know of it
                 stored = partial(self._keeping.forked, original=session, call=call)
                 label = session.client_label
-                return self._keep(copy, label, "session forked", stored, request_id, session), length
+                name = self._keep(copy, label, "session forked", stored, request_id, session, holder)
+                return name, length
 
         return self._answers.once(owner, call, fork)
 
@@ -396,6 +404,39 @@ class Runtime:
             return self._import(state, client_label, owner, request_id), len(state.tokens)
 
         return self._answers.once(owner, Call("import", "", request_id), bring_in)
+
+    # What front ends keep for their own clients.
+
+    def held_sessions(self, holder: str) -> dict[str, tuple[str, int]]:
+        """The owners and history lengths of a front end's sessions, by id."""
+        sessions = [each for each in self._store.all() if each.holder == holder]
+        return {each.session_id: (each.owner, each.length) for each in sessions}
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether there is a state directory, in which documents can be kept."""
+        return self._keeping.has_documents
+
+    def documents(self, kind: str) -> list[Document]:
+        """The documents of a kind, of all owners, least recently used first. Raises StateDamaged."""
+        return self._keeping.documents(kind)
+
+    def change_documents(
+        self, put: Sequence[Document], delete: Sequence[tuple[str, str]] = ()
+    ) -> "Future[None]":
+        """Store documents and delete others, by kind and name, at once. Done when that is stored, or
+        StorageFailed, and then nothing has changed. Call it with a state directory only."""
+        return self._keeping.change_documents(put, delete)
+
+    def idle_since(self, used_at: float) -> float:
+        """Seconds since that time of the system's clock, as far as clocks can be trusted."""
+        return self._keeping.idle_since(used_at)
+
+    @property
+    def retention_s(self) -> float | None:
+        """For how long something is kept that nobody uses; None for ever."""
+        state = self.settings.state
+        return self.settings.session_idle_ttl_s if state is None else state.hibernated_ttl_s
 
     def sweep(self) -> int:
         """Close sessions that were idle for the configured time; returns how many. Also runs by itself."""
@@ -518,9 +559,11 @@ class Runtime:
         store: Callable[[Session], None],
         request_id: str = "",
         original: Session | None = None,
+        holder: str = "",
     ) -> str:
         """Add a session once it is stored. Closes the sequence when it cannot be."""
         session = self._store.new(sequence, label)
+        session.holder = holder
         if original is not None:
             session.share_past(original)
         try:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kakeya.errors import InvalidArgument
 
@@ -293,6 +293,21 @@ class SessionInfo:
     recall_duration_seconds: float = 0.0
     """How long the last turn took to find and to compute what it recalled."""
     cache_invariant_inv4_violations: int = 0
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a front end keeps for its own clients in a state directory, by kind and name, as JSON knows it.
+
+    `contents` stay, `state` changes. To store one without `contents` leaves those that are stored.
+    """
+
+    kind: str
+    name: str
+    owner: str
+    contents: Any
+    state: Any
+    used_at: float
 
 
 @dataclass(frozen=True)

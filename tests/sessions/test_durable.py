@@ -11,10 +11,10 @@ from kakeya.errors import ConfigError, NoFreeSlab, SessionNotFound, StorageFaile
 from kakeya.runtime import Runtime
 from kakeya.types import DoneEvent, Durability, Numerics, SamplingParams, StopReason, TokenEvent, TokenRange
 from support import tiny
+from support.crashes import Crashed
 from support.tiny import PROMPT, answer, new_session
 
 Open = Callable[..., Runtime]
-Crashed = Callable[..., Path]
 SEEDED = SamplingParams(temperature=1.0, seed=7)
 CONFIG = tiny.engine_config(threads=1, capacity=2, numerics=Numerics.EXACT)
 

@@ -20,7 +20,6 @@ from kakeya.types import Numerics, SamplingParams, TokenEvent
 from support import tiny
 
 Open = Callable[..., Runtime]
-Crashed = Callable[..., Path]
 CONFIG = tiny.engine_config(threads=1, capacity=2, numerics=Numerics.EXACT)
 SEEDED = SamplingParams(temperature=1.0, seed=3)
 BURST = 3

@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from kakeya.config import AdmissionConfig, CacheConfig, EngineConfig, HttpConfig, RuntimeConfig
 from kakeya.http_server import HttpServer
-from kakeya.http_server.responses.store import Record, Tree
+from kakeya.http_server.responses.records import Record, Tree
 from kakeya.http_server.text_sessions import TextSession
 from kakeya.runtime import Runtime
 from kakeya.text.prompting import Message

@@ -65,7 +65,7 @@ class HttpServer:
     async def open(self, runtime: "Runtime") -> None:
         """Serve from now on."""
         self.state.admission.open(runtime.config.capacity)
-        self.state.loaded = load(self.state, runtime)
+        self.state.loaded = await load(self.state, runtime)
 
     async def refuse(self) -> None:
         """Answer requests for new work 503 from now on, those in the queue included."""
@@ -86,6 +86,9 @@ class HttpServer:
                 await asyncio.wait((self._serving,), timeout=_LAST_WORK_S)
                 self._uvicorn.force_exit = True
             await self._serving
+        if self.state.loaded is not None:
+            self.state.loaded.responses.close()
+            await self.state.loaded.archive.settle()
         self.state.workers.close()
 
     async def drain(self, grace_s: float) -> bool:

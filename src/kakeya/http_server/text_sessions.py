@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # torch takes a second to import, and the server listens befo
     from kakeya.runtime import Runtime
 
 T = TypeVar("T")
+# Whose sessions these are: one that nothing leads to after a crash is closed.
+HOLDER = "http"
 
 
 @dataclass
@@ -149,7 +151,7 @@ class TextSessions:
 
         def fork() -> TextSession:
             with _no_slab():
-                session_id, _ = self.runtime.fork(session.session_id, owner=session.owner)
+                session_id, _ = self.runtime.fork(session.session_id, owner=session.owner, holder=HOLDER)
             return replace(session, session_id=session_id)
 
         return await self._open(session.owner, fork)
@@ -190,6 +192,7 @@ class TextSessions:
                 eos_token_ids=sorted(session.end_token_ids),
                 pinned_prefix_tokens=pinned,
                 recall_tokens=recall,
+                holder=HOLDER,
             )
         try:
             session.history_length = self.runtime.append(session.session_id, token_ids, owner=session.owner)
@@ -198,9 +201,13 @@ class TextSessions:
             raise
         return session
 
-    def _discard(self, session: TextSession) -> None:
+    def discard(self, owner: str, session_id: str) -> None:
+        """Close a session of the runtime's, on a worker; quiet if that cannot be."""
         with suppress(KakeyaError):
-            self.runtime.close_session(session.session_id, owner=session.owner)
+            self.runtime.close_session(session_id, owner=owner)
+
+    def _discard(self, session: TextSession) -> None:
+        self.discard(session.owner, session.session_id)
 
 
 class _NoSlab(ResourceExhausted):

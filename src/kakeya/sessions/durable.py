@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ from kakeya.sessions.store import SessionStore
 from kakeya.sessions.stored_stream import RecordedStoredStream, StoredStream
 from kakeya.storage.records import StoredSession
 from kakeya.storage.store import StateStore
-from kakeya.types import TierFacts
+from kakeya.types import Document, TierFacts
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -86,13 +87,13 @@ class Durable(Keeping):
             snapshot,
             turns=details.turns,
             generated_tokens=details.generated_tokens,
+            holder=details.holder,
         )
-        session.last_used_at -= self._idle_before(stored)
+        session.last_used_at -= self.idle_since(stored.used_at)
         return session
 
-    def _idle_before(self, stored: StoredSession) -> float:
-        """Seconds since it was used, as far as clocks can be trusted."""
-        idle, ttl = max(0.0, time.time() - stored.used_at), self._store.config.hibernated_ttl_s
+    def idle_since(self, used_at: float) -> float:
+        idle, ttl = max(0.0, time.time() - used_at), self._store.config.hibernated_ttl_s
         return idle if ttl is None else min(idle, max(0.0, ttl - _GRACE_S))
 
     def recall_answers(self, answers: Answers) -> None:
@@ -190,6 +191,18 @@ class Durable(Keeping):
         if ttl is None:
             return []
         return [each for each in self._sessions.all() if each.asleep and each.idle_seconds >= ttl]
+
+    @property
+    def has_documents(self) -> bool:
+        return True
+
+    def documents(self, kind: str) -> list[Document]:
+        return self._store.documents(kind)
+
+    def change_documents(
+        self, put: Sequence[Document], delete: Sequence[tuple[str, str]] = ()
+    ) -> "Future[None]":
+        return self._store.change_documents(put, delete)
 
     def tiers(self) -> TierFacts:
         sessions = self._sessions.all()

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ from kakeya.engine.stream import EventStream
 from kakeya.sessions.answers import Call
 from kakeya.sessions.recording import RecordedStream
 from kakeya.sessions.session import Session
-from kakeya.types import TierFacts
+from kakeya.types import Document, TierFacts
 
 T = TypeVar("T")
 
@@ -70,6 +71,25 @@ class Keeping:
     def sweep(self, idle_ttl: float | None) -> list[Session]:
         """Put idle sessions to sleep; those that have expired, to be closed."""
         return []
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether documents are kept."""
+        return False
+
+    def documents(self, kind: str) -> list[Document]:
+        """Those that are kept, least recently used first."""
+        return []
+
+    def change_documents(
+        self, put: Sequence[Document], delete: Sequence[tuple[str, str]] = ()
+    ) -> "Future[None]":
+        """Keep some and delete others; done when that is stored, or StorageFailed."""
+        raise NotImplementedError("nobody keeps documents without a state directory")
+
+    def idle_since(self, used_at: float) -> float:
+        """Seconds since that time of the system's clock, as far as clocks can be trusted."""
+        return 0.0
 
     def tiers(self) -> TierFacts | None:
         """Where sessions sleep, in numbers; None where none does."""

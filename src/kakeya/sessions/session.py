@@ -61,6 +61,8 @@ class Session:
     sequence: TokenSequence | None
     number: int
     """Counts the owner's sessions in the order of their creation, from 1."""
+    holder: str = field(default="", kw_only=True)
+    """The front end that keeps it for its own clients; empty for a session that a client named."""
     asleep: Asleep | None = None
     history: int = 0
     """The number of its history in a state directory."""
@@ -97,6 +99,14 @@ class Session:
         if sequence is not None:
             return recall_of(sequence)
         return None if self.asleep is None else self.asleep.recall
+
+    @property
+    def length(self) -> int:
+        """Of its history, roughly while it generates."""
+        sequence = self.sequence
+        if sequence is not None:
+            return sequence.committed
+        return 0 if self.asleep is None else self.asleep.length
 
     @property
     def is_closed(self) -> bool:

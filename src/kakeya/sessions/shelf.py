@@ -168,6 +168,7 @@ def details_of(session: Session) -> Details:
         session.turns,
         session.generated_tokens,
         None if recall is None else recall.to_json(),
+        session.holder,
     )
 
 

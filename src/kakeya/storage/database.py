@@ -28,6 +28,7 @@ class _Work:
 
     run: Callable[[sqlite3.Connection], Any]
     reply: "Future[Any]"
+    scrub: bool
 
 
 class Database:
@@ -39,6 +40,7 @@ class Database:
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._door = threading.Lock()
         self._closed = False
+        self._is_scrubbed = True
         try:
             self._connection = _connect(path, sync=sync)
             migrate(self._connection)
@@ -47,16 +49,17 @@ class Database:
         self._thread = threading.Thread(target=self._live, name="kakeya-storage", daemon=True)
         self._thread.start()
 
-    def submit(self, run: "Callable[[sqlite3.Connection], T]") -> "Future[T]":
+    def submit(self, run: "Callable[[sqlite3.Connection], T]", *, scrub: bool = False) -> "Future[T]":
         """Do it in a transaction; the reply is its result once that is stored, or StorageFailed.
 
-        What `run` raises is the reply, and the transaction goes on: it must raise before it writes.
+        What `run` raises is the reply, and the transaction goes on: it must raise before it writes. With
+        `scrub` the reply comes when what it deletes is not in the files any more.
         """
         reply: Future[T] = Future()
         with self._door:
             if self._closed:
                 raise Unavailable("the state directory is closed")
-            self._queue.put(_Work(run, reply))
+            self._queue.put(_Work(run, reply, scrub))
         return reply
 
     def ask(self, run: "Callable[[sqlite3.Connection], T]") -> T:
@@ -103,6 +106,9 @@ class Database:
             for work in works:
                 self._do_all([work])
             return
+        self._is_scrubbed = self._is_scrubbed and not any(work.scrub for work in works)
+        if not self._is_scrubbed:
+            self._scrub()
         for work, (result, refusal) in zip(works, replies, strict=True):
             if refusal is None:
                 work.reply.set_result(result)
@@ -120,6 +126,18 @@ class Database:
                     self._connection.execute("ROLLBACK")
                 raise
         return replies
+
+    def _scrub(self) -> None:
+        """Empty the log of the database, which has pages as they were before something was deleted.
+
+        What cannot be done now, on a full disk for example, is done with the next transaction.
+        """
+        try:
+            with told("cannot empty the log"):
+                self._files.scrub(self._connection)
+            self._is_scrubbed = True
+        except StorageFailed as error:
+            log.warning("what was deleted is still in the log of the database: %s", error)
 
     def _attempt(self, work: _Work) -> tuple[Any, Exception | None]:
         """Its result, or what it refuses with; errors of the database are the transaction's."""

@@ -83,6 +83,10 @@ class Files:
         """Make a transaction of the database permanent."""
         connection.execute("COMMIT")
 
+    def scrub(self, connection: sqlite3.Connection) -> None:
+        """Write the database's log into the database and cut it off."""
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
 
 @contextmanager
 def told(what: str) -> Iterator[None]:

@@ -19,6 +19,8 @@ class Details:
     generated_tokens: int = 0
     recall: str | None = None
     """What it has of recall beside its slab, as the engine writes it."""
+    holder: str = ""
+    """The front end that keeps it for its own clients."""
 
 
 @dataclass(frozen=True)

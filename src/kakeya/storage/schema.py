@@ -45,8 +45,20 @@ CREATE TABLE answers (
 );
 CREATE INDEX answered ON answers (session);
 """
+_DOCUMENTS = """
+-- The contents of a document stay; its state changes often, and is small.
+CREATE TABLE documents (
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    contents BLOB NOT NULL,
+    state BLOB NOT NULL,
+    used_at REAL NOT NULL,
+    PRIMARY KEY (kind, name)
+);
+"""
 # One script for each version; the database's user_version counts those that were run.
-MIGRATIONS = (_FIRST,)
+MIGRATIONS = (_FIRST, _DOCUMENTS)
 
 
 def migrate(connection: sqlite3.Connection) -> None:

@@ -1,7 +1,8 @@
-"""The door of a state directory: sessions, their token histories, snapshots of their keys and values.
+"""The door of a state directory: sessions, their token histories, snapshots of their keys and values, and
+the documents of front ends.
 
 lock            held by the one server that uses it
-sessions.db     SQLite in WAL mode: sessions, histories, answers to request ids
+sessions.db     SQLite in WAL mode: sessions, histories, answers to request ids, documents
 snapshots/      one file for each snapshot: safetensors in an envelope with a digest
 """
 
@@ -19,12 +20,13 @@ from typing import TypeVar
 from kakeya.config import StateConfig
 from kakeya.errors import ConfigError, StateDamaged, StorageFailed
 from kakeya.storage.database import Database
+from kakeya.storage.documents import Documents
 from kakeya.storage.envelope import contents_of, enveloped
 from kakeya.storage.files import DirectoryLock, Files
 from kakeya.storage.histories import Histories
 from kakeya.storage.records import Details, Records, Snapshot, StoredAnswer, StoredSession
 from kakeya.storage.sealing import open_sealer
-from kakeya.types import Durability
+from kakeya.types import Document, Durability
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -51,6 +53,7 @@ class StateStore:
         try:
             self._sealer = open_sealer(config.key_file)
             self.histories, self.records = Histories(self._sealer), Records(self._sealer)
+            self._documents = Documents(self._sealer)
             self._database = Database(config.directory / "sessions.db", self._files, sync=sync)
             self._claim("sealing", self._sealer.name, "was written with another key, or with none")
             self._held = {each.file: each.bytes for each in self._ask(_snapshots)}
@@ -156,7 +159,7 @@ class StateStore:
             self.histories.delete(db, row[0])
             return self.records.drop_snapshot(db, row[1])
 
-        self._remove(self._ask(delete))
+        self._remove(self._submit(delete, scrub=True).result())
 
     def tokens(self, history: int) -> "array[int]":
         """A session's whole history. Raises StateDamaged when some of it is gone."""
@@ -195,6 +198,23 @@ class StateStore:
     def answers(self) -> list[StoredAnswer]:
         return self._ask(lambda db: list(self.records.answers(db)))
 
+    # Documents.
+
+    def documents(self, kind: str) -> list[Document]:
+        """All of a kind, least recently used first. Raises StateDamaged."""
+        return self._ask(lambda db: list(self._documents.of(db, kind)))
+
+    def change_documents(
+        self, put: Sequence[Document], delete: Sequence[tuple[str, str]] = ()
+    ) -> "Future[None]":
+        """Store documents and delete others, by kind and name, at once."""
+
+        def change(db: sqlite3.Connection) -> None:
+            self._documents.put(db, put)
+            self._documents.delete(db, delete)
+
+        return self._submit(change, scrub=bool(delete))
+
     def close(self) -> None:
         """Store what waits, and let others have the directory. Idempotent."""
         if self._database is not None:
@@ -203,9 +223,9 @@ class StateStore:
 
     # Behind the door.
 
-    def _submit(self, work: "Callable[[sqlite3.Connection], T]") -> "Future[T]":
+    def _submit(self, work: "Callable[[sqlite3.Connection], T]", *, scrub: bool = False) -> "Future[T]":
         assert self._database is not None
-        return self._database.submit(work)
+        return self._database.submit(work, scrub=scrub)
 
     def _ask(self, work: "Callable[[sqlite3.Connection], T]") -> T:
         return self._submit(work).result()

@@ -10,7 +10,8 @@ import pytest
 
 from kakeya.errors import InvariantViolation, ResourceExhausted, SessionNotFound
 from kakeya.http_server.responses.branches import Branches
-from kakeya.http_server.responses.store import Record, ResponseStore
+from kakeya.http_server.responses.records import Record
+from kakeya.http_server.responses.store import ResponseStore
 from kakeya.http_server.text_sessions import TextSession, TextSessions
 from kakeya.text.prompting import Message
 from support.http_clients import record_of

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from kakeya.http_server.responses.store import Conversation, Record, ResponseStore, Tree
+from kakeya.http_server.responses.records import Conversation, Record, Tree
+from kakeya.http_server.responses.store import ResponseStore
 from kakeya.text.prompting import Message
 from support.http_clients import record_of
 

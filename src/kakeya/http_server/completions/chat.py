@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from kakeya.errors import Conflict, InvariantViolation, KakeyaError, SessionNotFound
+from kakeya.http_server.archive import Archive
 from kakeya.http_server.completions.completion import Choice, Completion, Delta
 from kakeya.http_server.completions.held import HeldConversations
 from kakeya.http_server.completions.schema import ChatRequest
@@ -52,6 +53,9 @@ class ChatChoice(Choice):
             yield delta
         await self._hand_on()
         yield Delta(finish_reason=self.finish_reason)
+
+    async def _close(self, session: TextSession) -> None:
+        await self._held.close(session)
 
     async def _hand_on(self) -> None:
         """The message is whole: hold the session if its history is just what the client was shown."""
@@ -115,12 +119,12 @@ def _told_call(call: ToolCall) -> dict[str, Any]:
 class ChatService:
     """Answers conversations. Used from one event loop."""
 
-    def __init__(self, sessions: TextSessions) -> None:
+    def __init__(self, sessions: TextSessions, archive: Archive | None = None) -> None:
         self._sessions = sessions
         self._state = sessions.state
         config = sessions.state.config
         most = config.held_conversations if config.chat_matching else 0
-        self.held = HeldConversations(sessions, most, config.held_seconds)
+        self.held = HeldConversations(sessions, most, config.held_seconds, archive)
 
     async def begin(self, stack: AsyncExitStack, owner: str, request: ChatRequest) -> ChatCompletion:
         """Start generating. What is taken for it is released by `stack`, which the caller closes.
@@ -177,5 +181,5 @@ class ChatService:
             raise
         finally:
             if not is_extended:
-                await self._sessions.close(session)
+                await self.held.close(session)
         return is_extended

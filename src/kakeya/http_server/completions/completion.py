@@ -69,7 +69,10 @@ class Choice(ABC):
             await self._answer.aclose()
         session, self._session = self._session, None
         if session is not None:
-            await self._sessions.close(session)
+            await self._close(session)
+
+    async def _close(self, session: TextSession) -> None:
+        await self._sessions.close(session)
 
 
 class Completion(ABC):

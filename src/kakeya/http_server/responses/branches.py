@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from kakeya.errors import Conflict, InvariantViolation, ResourceExhausted, SessionNotFound
-from kakeya.http_server.responses.store import Record, ResponseStore
+from kakeya.http_server.responses.records import Record
+from kakeya.http_server.responses.store import ResponseStore
 from kakeya.http_server.text_sessions import TextSession, TextSessions
 from kakeya.text.prompting import Message
 
@@ -54,6 +55,7 @@ class Branches:
                 record.session = None
                 return None
             finally:
+                self._store.changed(record)
                 if record.is_gone:  # forgotten in the meantime
                     self.forget(record)
 
@@ -119,6 +121,9 @@ class Branches:
         record.session = await self._spare_copy(original)
         extended = False
         try:
+            # A crash from here on must find the copy, not the session that goes on.
+            self._store.changed(record)
+            await self._store.archive.flush()
             extended = await self._sessions.extend(original, new)
         except asyncio.CancelledError:  # who knows whether it was extended
             self._sessions.close_soon(original)
@@ -133,6 +138,7 @@ class Branches:
     def _drop(self, record: Record) -> None:
         session, record.session = record.session, None
         if session is not None:
+            self._store.changed(record)
             self._sessions.close_soon(session)
 
 

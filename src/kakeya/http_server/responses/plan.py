@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from kakeya.http_server.errors import ApiError, invalid
 from kakeya.http_server.responses.items import calls_in, messages_of
+from kakeya.http_server.responses.records import Conversation, Record, Tree
 from kakeya.http_server.responses.schema import FunctionCallOutputItem, ResponseRequest
-from kakeya.http_server.responses.store import Conversation, Record, Tree
 from kakeya.http_server.tools import ToolChoice, function_tool
 from kakeya.text.prompting import Message
 from kakeya.types import SamplingParams

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from kakeya.http_server.errors import AsciiJsonResponse
 from kakeya.http_server.responses.items import page
+from kakeya.http_server.responses.records import Conversation
 from kakeya.http_server.responses.run import Run
 from kakeya.http_server.responses.schema import (
     ConversationChange,
@@ -21,7 +22,6 @@ from kakeya.http_server.responses.schema import (
     ResponseRequest,
 )
 from kakeya.http_server.responses.service import Responses
-from kakeya.http_server.responses.store import Conversation
 from kakeya.http_server.security import Owner
 from kakeya.http_server.state import State
 from kakeya.http_server.streaming import respond
@@ -104,7 +104,7 @@ async def create_conversation(
 ) -> Response:
     """It takes no session before its first response."""
     wanted = body or NewConversation()
-    conversation = service.new_conversation(owner, wanted.items or (), wanted.metadata or {})
+    conversation = await service.new_conversation(owner, wanted.items or (), wanted.metadata or {})
     return AsciiJsonResponse(_shown(conversation))
 
 
@@ -125,7 +125,7 @@ async def update_conversation(
     conversation_id: str, body: ConversationChange, owner: Owner, service: Service
 ) -> Response:
     conversation = service.conversation(owner, conversation_id)
-    conversation.metadata = body.metadata or {}
+    await service.change_metadata(conversation, body.metadata or {})
     return AsciiJsonResponse(_shown(conversation))
 
 
@@ -153,7 +153,8 @@ async def fork_conversation(
     """An extension. The new conversation goes on from the same history, at its end or after an earlier
     response; it takes no session before its first response."""
     wanted = body or ConversationFork()
-    forked = service.fork(service.conversation(owner, conversation_id), wanted.response_id, wanted.metadata)
+    conversation = service.conversation(owner, conversation_id)
+    forked = await service.fork(conversation, wanted.response_id, wanted.metadata)
     return AsciiJsonResponse(_shown(forked))
 
 

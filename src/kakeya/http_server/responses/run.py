@@ -6,13 +6,14 @@ from contextlib import AsyncExitStack, aclosing
 from itertools import count
 from typing import Any, Self
 
+from kakeya.errors import KakeyaError
 from kakeya.http_server.errors import ApiError, as_api_error
 from kakeya.http_server.generation import Answer
 from kakeya.http_server.responses.items import listed, new_id
 from kakeya.http_server.responses.output import Event, OutputWriter, ended, failed, new_body, write_events
 from kakeya.http_server.responses.plan import Plan
+from kakeya.http_server.responses.records import Record
 from kakeya.http_server.responses.service import Responses
-from kakeya.http_server.responses.store import Record
 from kakeya.http_server.text_sessions import TextSession
 from kakeya.http_server.tools import answer_grammar
 from kakeya.text.prompting import written_tools
@@ -98,7 +99,7 @@ class Run:
         events = self._output.finish(is_complete=not is_cut)
         self._body = ended(self._body, self._output.output, answer.usage, is_cut=is_cut, now=int(time.time()))
         if self._plan.request.is_kept:
-            self._keep(answer)
+            await self._keep(answer)
         yield [*events, {"type": f"response.{self._body['status']}", "response": self._body}]
 
     async def _most_tokens(self) -> int:
@@ -144,8 +145,8 @@ class Run:
         label = self._body["id"] if plan.conversation is None else plan.conversation.id
         return await self._sessions.start(self._owner, plan.whole(), plan.session_tools(), label)
 
-    def _keep(self, answer: Answer) -> None:
-        """Store the response with the session to continue it in."""
+    async def _keep(self, answer: Answer) -> None:
+        """Store the response with the session to continue it in. Raises StorageFailed: it is forgotten."""
         plan, session, store = self._plan, self._session, self._responses.store
         assert session is not None
         message = self._output.message()
@@ -169,3 +170,10 @@ class Run:
             store.move(plan.conversation, record)
             store.use(plan.conversation)
         self._responses.branches.trim()
+        try:
+            await store.archive.flush()
+        except KakeyaError:
+            if plan.conversation is not None:
+                store.move(plan.conversation, plan.base)
+            store.remove(record)
+            raise

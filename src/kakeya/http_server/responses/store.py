@@ -1,180 +1,21 @@
-"""What was answered, and what it takes to go on from there: responses, their branches, conversations.
+"""What was answered, and what it takes to go on from there: responses, their branches, conversations."""
 
-A record points at the one it continued, so a chain of any length costs each record only what was new in it.
-"""
-
-import asyncio
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, TypeVar
 
-from kakeya.errors import SessionBusy
-from kakeya.http_server.responses.items import Item, new_id
-from kakeya.http_server.text_sessions import TextSession
-from kakeya.text.prompting import Message
-
-_TITLE_LENGTH = 60
-# What a log-probability takes in memory, about.
-_LOGPROB_BYTES = 500
-
-
-@dataclass(eq=False)
-class Tree:
-    """All that grew from one beginning. If nobody uses any of it for long, it is forgotten as a whole."""
-
-    last_used: float = 0.0
-
-
-@dataclass(eq=False)
-class Record:
-    """One response: what was said, and the session in which it can be continued.
-
-    `session` is None when its session was given up; it can be rebuilt from the messages. `claims` counts the
-    conversations that stand here. `lock` is held while `session` changes across a wait; if the record is
-    forgotten in the meantime, `is_gone` says so. `item_count` is of all items up to here.
-    """
-
-    id: str
-    owner: str
-    tree: Tree
-    parent: "Record | None"
-    conversation_id: str | None
-    instructions: str | None
-    tools: tuple[dict[str, Any], ...]
-    messages: tuple[Message, ...]
-    input_items: list[Item]
-    body: dict[str, Any]
-    session: TextSession | None
-    children: int = 0
-    newest_child: str = ""
-    claims: int = 0
-    last_used: float = 0.0
-    is_gone: bool = False
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def __post_init__(self) -> None:
-        before = 0 if self.parent is None else self.parent.item_count
-        self.item_count: int = before + len(self.input_items) + len(self.body["output"])
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether somebody is continuing it at this moment."""
-        return self.lock.locked()
-
-    @property
-    def is_head(self) -> bool:
-        """The newest of its branch, or where a conversation stands."""
-        return self.children == 0 or self.claims > 0
-
-    @property
-    def is_left_behind(self) -> bool:
-        """It was continued, or a newer attempt took its place: its session only makes coming back quick."""
-        is_replaced = self.parent is not None and self.parent.newest_child != self.id
-        return self.session is not None and self.claims == 0 and (self.children > 0 or is_replaced)
-
-    @property
-    def is_lone(self) -> bool:
-        """A first response that nobody has continued, and perhaps nobody will: few clients say so."""
-        return self.session is not None and self.claims == 0 and self.children == 0 and self.parent is None
-
-    @cached_property
-    def size(self) -> int:
-        """About how many bytes it takes."""
-        calls = (call.arguments for message in self.messages for call in message.tool_calls)
-        said = sum(map(len, (*(message.content for message in self.messages), *calls)))
-        logprobs = (token for part in self._parts() for token in part["logprobs"])
-        return said + _LOGPROB_BYTES * sum(1 + len(token["top_logprobs"]) for token in logprobs)
-
-    def forget_details(self) -> None:
-        """Nobody can ask for it any more; only what was said is still needed."""
-        for part in self._parts():
-            part["logprobs"] = []
-
-    def _parts(self) -> Iterator[dict[str, Any]]:
-        return (part for item in self.body["output"] for part in item.get("content", ()))
-
-    def chain(self) -> list["Record"]:
-        """From the first response to this one."""
-        records: list[Record] = []
-        record: Record | None = self
-        while record is not None:
-            records.append(record)
-            record = record.parent
-        return records[::-1]
-
-    def conversation_messages(self) -> list[Message]:
-        """All that was said up to here, without the instructions."""
-        return [message for record in self.chain() for message in record.messages]
-
-    def items(self) -> list[Item]:
-        """All items up to here, oldest first."""
-        return [item for record in self.chain() for item in (*record.input_items, *record.body["output"])]
-
-
-@dataclass(eq=False)
-class Conversation:
-    """A named place that moves on with every response. `items` and `messages` are what it began with."""
-
-    owner: str
-    metadata: dict[str, str]
-    items: list[Item]
-    messages: tuple[Message, ...]
-    tree: Tree = field(default_factory=Tree)
-    id: str = field(default_factory=partial(new_id, "conv"))
-    created_at: int = field(default_factory=lambda: int(time.time()))
-    head: Record | None = None
-    is_busy: bool = False
-    last_used: float = 0.0
-    _title: str = ""
-
-    @property
-    def session(self) -> TextSession | None:
-        """The session in which it can be continued, if there is one."""
-        return None if self.head is None else self.head.session
-
-    def check_rests(self) -> None:
-        """Raises SessionBusy while it is being answered."""
-        if self.is_busy:
-            raise SessionBusy(f"conversation {self.id!r} is being answered; wait until it has been")
-
-    @contextmanager
-    def claim(self) -> Iterator[None]:
-        """Keeps others from answering it. Raises SessionBusy while somebody does."""
-        self.check_rests()
-        self.is_busy = True
-        try:
-            yield
-        finally:
-            self.is_busy = False
-
-    def move_to(self, record: Record | None) -> None:
-        """Stand at `record` from now on."""
-        if self.head is not None:
-            self.head.claims -= 1
-        if record is not None:
-            record.claims += 1
-        self.head = record
-
-    def all_items(self) -> list[Item]:
-        return [*self.items, *(self.head.items() if self.head is not None else ())]
-
-    @property
-    def item_count(self) -> int:
-        return len(self.items) + (self.head.item_count if self.head is not None else 0)
-
-    @property
-    def title(self) -> str:
-        """The first words of the user's."""
-        if not self._title:
-            said = (item for item in self.all_items() if item.get("role") == "user" and item["content"])
-            line = " ".join(next(said, {"content": [{"text": ""}]})["content"][0]["text"].split())
-            self._title = line if len(line) <= _TITLE_LENGTH else line[: _TITLE_LENGTH - 1] + "…"
-        return self._title
-
+from kakeya.http_server.archive import Archive
+from kakeya.http_server.responses.documents import (
+    CONVERSATION,
+    RESPONSE,
+    conversation_document,
+    record_document,
+)
+from kakeya.http_server.responses.records import Conversation, Record
+from kakeya.types import Document
 
 Kept = TypeVar("Kept", Record, Conversation)
 
@@ -193,7 +34,7 @@ class ResponseStore:
 
     At most `limit` responses, of about `most_bytes` together, and as many conversations are kept for each
     owner; heads that have a session do not give way. What nobody used for `ttl` seconds is forgotten (None:
-    never).
+    never). All that changes is noted in the `archive`, whose `flush` says that it is stored.
     """
 
     def __init__(
@@ -203,7 +44,9 @@ class ResponseStore:
         forgotten: Callable[[Record], None],
         clock: Callable[[], float] = time.monotonic,
         most_bytes: int = 64 * 2**20,
+        archive: Archive | None = None,
     ) -> None:
+        self.archive = archive or Archive()
         self._limit = limit
         self._most_bytes = most_bytes
         self._ttl = float("inf") if ttl is None else ttl
@@ -238,6 +81,8 @@ class ResponseStore:
             record.parent.newest_child = record.id
         records = self._shelves[record.owner].records
         records[record.id] = record
+        record.is_listed = True
+        self._store(record)
         self.use(record)
         for old in self._surplus_records(records):
             self._forget(old)
@@ -246,6 +91,8 @@ class ResponseStore:
         """Remember a conversation. The oldest give way to it, except those that have a session."""
         conversations = self._shelves[conversation.owner].conversations
         conversations[conversation.id] = conversation
+        conversation.is_stored = True
+        self.changed(conversation, whole=True)
         self.use(conversation)
         older = [old for old in tuple(conversations.values())[:-1] if not (old.is_busy or old.session)]
         for old in older[: max(0, len(conversations) - self._limit)]:
@@ -256,13 +103,31 @@ class ResponseStore:
         shelf = self._shelves[used.owner]
         kept: OrderedDict[str, Any] = shelf.records if isinstance(used, Record) else shelf.conversations
         used.last_used = used.tree.last_used = self._clock()
+        self.changed(used)
         if used.id in kept:
             kept.move_to_end(used.id)
+
+    def restore(self, kept: Record | Conversation, idle: float) -> None:
+        """Have again what another process has stored. What was used last comes last."""
+        kept.is_stored = True
+        kept.last_used = self._clock() - idle
+        kept.tree.last_used = max(kept.tree.last_used or kept.last_used, kept.last_used)
+        shelf = self._shelves[kept.owner]
+        if isinstance(kept, Conversation):
+            shelf.conversations[kept.id] = kept
+        elif kept.is_listed:
+            shelf.records[kept.id] = kept
+
+    def changed(self, kept: Record | Conversation, *, whole: bool = False) -> None:
+        """Something of it is to be stored."""
+        if kept.is_stored:
+            self._note(kept, whole=whole)
 
     def move(self, conversation: Conversation, record: Record | None) -> None:
         """The conversation stands at `record` from now on."""
         left = conversation.head
         conversation.move_to(record)
+        self.changed(conversation)
         if left is not None:
             self._let_go(left)
 
@@ -297,13 +162,13 @@ class ResponseStore:
         now = self._clock()
         if now - self._swept_at >= self._ttl / 16:
             self._swept_at = now
-            self._sweep()
+            self.sweep()
         return None if found is None or self._is_expired(found) else found
 
     def _is_expired(self, each: Record | Conversation) -> bool:
         return not each.is_busy and self._clock() - each.tree.last_used >= self._ttl
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
         """Forget the trees that nobody used for too long."""
         for shelf in self._shelves.values():
             for conversation in tuple(shelf.conversations.values()):
@@ -315,13 +180,52 @@ class ResponseStore:
 
     def _forget(self, record: Record) -> None:
         self._shelves[record.owner].records.pop(record.id, None)
+        record.is_listed = False
         record.forget_details()
+        self.changed(record, whole=True)
         self._let_go(record)
 
     def _forget_conversation(self, conversation: Conversation) -> None:
         self._shelves[conversation.owner].conversations.pop(conversation.id, None)
+        conversation.is_stored = False
+        self._note(conversation)
         self.move(conversation, None)
 
     def _let_go(self, record: Record) -> None:
-        if record.claims == 0 and record.id not in self._shelves[record.owner].records:
+        if record.claims == 0 and not record.is_listed:
             self._forgotten(record)
+            self._erase(record)
+
+    def _store(self, record: Record) -> None:
+        """Store it and all that it goes on from: what is said in it stands on what was said before."""
+        stored: Record | None = record
+        while stored is not None and not stored.is_stored:
+            stored.is_stored = True
+            self.changed(stored, whole=True)
+            stored = stored.parent
+            if stored is not None:
+                stored.followers += 1
+                self.changed(stored)
+
+    def _erase(self, record: Record) -> None:
+        """Delete it if nothing leads to it any more, and what it was that alone led to."""
+        unneeded: Record | None = record
+        while unneeded is not None and unneeded.is_stored and not unneeded.is_needed:
+            unneeded.is_stored = False
+            self._note(unneeded)
+            unneeded = unneeded.parent
+            if unneeded is not None:
+                unneeded.followers -= 1
+
+    def _note(self, kept: Record | Conversation, *, whole: bool = False) -> None:
+        """It is to be stored, or deleted if it is not needed by then."""
+        kind = RESPONSE if isinstance(kept, Record) else CONVERSATION
+        self.archive.note(kind, kept.id, partial(self._document, kept), whole=whole)
+
+    def _document(self, kept: Record | Conversation, whole: bool) -> Document | None:
+        if not kept.is_stored:
+            return None
+        used_at = time.time() - (self._clock() - kept.last_used)
+        if isinstance(kept, Record):
+            return record_document(kept, used_at, whole=whole)
+        return conversation_document(kept, used_at, whole=whole)
