@@ -6,6 +6,8 @@ All that needs the server and the compiled SDK is in this file, so that each is 
 import asyncio
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import grpc
@@ -16,7 +18,7 @@ from conformance.conftest import CASES, Playing
 from support.conformance import judge, judge_agreement
 from support.network import FaultyProxy, Papers
 from support.programs import SDK_FOLDER, run_node, run_npm, start_node
-from support.serving import KEY
+from support.serving import KEY, MortalServer, write_model
 
 FIVE_LINES = """
 import { Client } from "kakeya";
@@ -85,6 +87,26 @@ def test_typescript_installs_into_an_empty_folder(server: str, sdk: Path, tmp_pa
     )
     (folder / "five.js").write_text(FIVE_LINES)
     assert run_node("five.js", server, KEY, folder=folder).startswith("8 tokens: ")
+
+
+def test_typescript_goes_on_after_its_server_was_killed(sdk: Path, tmp_path: Path) -> None:
+    """A stream only pauses, and the session is found by its id."""
+    flags = ("--window", "60", "--threads", "1", "--numerics", "exact", "--proposer", "none")
+    with MortalServer(write_model(tmp_path / "model"), tmp_path / "state", *flags) as server:
+        program = subprocess.Popen(
+            [shutil.which("node") or "node", "dist/tests/restart.js", server.address],
+            cwd=sdk,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert program.stdout is not None
+        assert program.stdout.readline() == "streaming\n"
+        server.kill()
+        server.start()
+        told = json.loads(program.communicate(timeout=60)[0])
+    assert told["stopReason"] == "MAX_TOKENS"
+    assert told["said"] == told["uninterrupted"]
+    assert told["historyLength"] == told["promptLength"] + len(told["said"])
 
 
 def test_typescript_has_the_version_of_the_package() -> None:

@@ -18,6 +18,7 @@ from kakeya.storage.files import Files
 from kakeya.storage.store import StateStore
 from kakeya.types import Numerics, SamplingParams, TokenEvent
 from support import tiny
+from support.crashes import Crashed
 
 Open = Callable[..., Runtime]
 CONFIG = tiny.engine_config(threads=1, capacity=2, numerics=Numerics.EXACT)

@@ -148,6 +148,42 @@ def serve(model: Path, *flags: str) -> Iterator[str]:
         assert process.returncode == 0, said
 
 
+class MortalServer:
+    """A server process over a state directory that can be killed and started again, at the same address."""
+
+    def __init__(self, model: Path, state: Path, *flags: str) -> None:
+        self.address, self.http = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        program = "from kakeya.cli import main; main()"
+        listen = ("--bind", self.address, "--http", self.http)
+        kept = ("--model", str(model), "--state-dir", str(state), "--log-level", "warning")
+        self._command = [sys.executable, "-c", program, "serve", *kept, *listen, *flags]
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it serves."""
+        self._process = subprocess.Popen(
+            self._command, env=untraced_environment(), stderr=subprocess.PIPE, text=True
+        )
+        assert self._process.stderr is not None
+        said = []
+        while f"on {self.address}" not in (said[-1] if said else ""):
+            said.append(self._process.stderr.readline())
+            assert said[-1], "".join(said)
+
+    def kill(self) -> None:
+        """End it at once, as nobody can prevent."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.communicate(timeout=20)
+
+    def __enter__(self) -> "MortalServer":
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+
+
 def close_sessions(address: str) -> None:
     """Close every session of a server without keys, by its gRPC address."""
 

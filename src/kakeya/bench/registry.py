@@ -22,6 +22,7 @@ _PLACES = {
     "overhead": ("kakeya.bench.overhead", "Overhead"),
     "hibernate": ("kakeya.bench.hibernate", "Hibernate"),
     "crash": ("kakeya.bench.crash", "Crash"),
+    "fuzz": ("kakeya.bench.fuzz", "Fuzz"),
 }
 KINDS = tuple(_PLACES)
 

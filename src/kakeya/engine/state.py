@@ -253,16 +253,39 @@ def _in_our_slots(
     return moved, torch.full((geometry.cache.slots,), -1).index_copy_(0, ours, positions[theirs])
 
 
+def _joined(keys: Tensor, values: Tensor) -> Tensor:
+    """Keys and values as one tensor [layers, 2, kv_heads, slots, head_dim]: a view where they lie one behind
+    the other, as in a file of 16-bit numbers, since to copy them takes longer than to check them."""
+    in_one = keys.untyped_storage().data_ptr() == values.untyped_storage().data_ptr()
+    follows = keys.storage_offset() + keys.numel() == values.storage_offset()
+    if not in_one or not follows or keys.shape != values.shape or keys.dtype != values.dtype:
+        return torch.stack([keys, values], dim=1)
+    return keys.as_strided((2, *keys.shape), (keys.numel(), *keys.stride())).transpose(0, 1)
+
+
+def _is_first_lap(metadata: Mapping[str, str], positions: Tensor, geometry: SlabGeometry) -> bool:
+    """Whether each position is in the slot of its number, here as there."""
+    return int(metadata["committed"]) <= len(positions) <= geometry.cache.slots
+
+
 def parse_state(
-    metadata: Mapping[str, str], tensors: Mapping[str, Tensor], geometry: SlabGeometry
+    metadata: Mapping[str, str],
+    tensors: Mapping[str, Tensor],
+    geometry: SlabGeometry,
+    *,
+    partial: bool = False,
 ) -> SequenceState:
-    """A state whose header was checked. Raises KeyError, ValueError or TypeError for damaged ones."""
-    storage = torch.stack([tensors["keys"], tensors["values"]], dim=1)
+    """A state whose header was checked. With `partial` it may lack the last slots, where nothing was written.
+
+    Raises KeyError, ValueError or TypeError for damaged ones.
+    """
+    storage = _joined(tensors["keys"], tensors["values"])
     positions, sink = tensors["positions"], int(metadata["sink"])
     expected = (geometry.model_layers, *geometry.shape[1:3], len(positions), geometry.head_dim)
     if tuple(storage.shape) != expected:
         raise ValueError(f"keys and values have shape {tuple(storage.shape)}, expected {expected}")
-    if len(positions) != geometry.cache.slots:
+    is_short = partial and _is_first_lap(metadata, positions, geometry)
+    if len(positions) != geometry.cache.slots and not is_short:
         storage, positions = _in_our_slots(storage, positions, sink, geometry)
     state = SequenceState(
         metadata["model"],

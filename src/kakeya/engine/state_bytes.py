@@ -30,6 +30,7 @@ from kakeya.models.float_types import FLOAT_TYPES
 
 _LONGEST_HEADER = 2**20
 _MOST_TENSORS = 256
+_ALIGNMENT = 8  # of the largest type
 _DTYPES = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
@@ -55,7 +56,8 @@ def decode_state(
     geometry: SlabGeometry,
     tokens: "array[int] | None" = None,
 ) -> SequenceState:
-    """The state in these bytes. `tokens`: its history, where that was stored elsewhere.
+    """The state in these bytes. `tokens`: its history, where that was stored elsewhere; such a state is to be
+    laid into a slab, and may lack the last slots, where nothing was written.
 
     Raises StateMismatch when they are not the state of a session of this engine, whatever they are.
     """
@@ -65,7 +67,7 @@ def decode_state(
         if tokens is not None:
             tensors["tokens"] = tokens_tensor(tokens)
         _check_tensors(metadata, tensors, geometry)
-        return parse_state(metadata, tensors, geometry)
+        return parse_state(metadata, tensors, geometry, partial=tokens is not None)
     except (KeyError, ValueError, TypeError, RuntimeError, RecursionError, InvalidArgument) as error:
         raise StateMismatch(f"{source} is a damaged session state: {error!r}") from error
 
@@ -92,11 +94,14 @@ def _read(contents: bytes | bytearray | memoryview) -> tuple[dict[str, str], dic
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError("its metadata is not text")
-    data = view[8 + size :]
+    raw = np.frombuffer(view[8 + size :], dtype=np.uint8)
+    if not raw.flags.writeable or raw.ctypes.data % _ALIGNMENT:
+        raw = raw.copy()  # torch wants memory that it could write, and whole elements
+    data = torch.from_numpy(raw)
     return metadata, {name: _tensor(name, entry, data) for name, entry in header.items()}
 
 
-def _tensor(name: str, entry: Mapping[str, Any], data: memoryview) -> Tensor:
+def _tensor(name: str, entry: Mapping[str, Any], data: Tensor) -> Tensor:
     dtype, shape, (start, end) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
     if not all(type(each) is int and 0 <= each < 2**48 for each in (*shape, start, end)) or len(shape) > 8:
         raise ValueError(f"{name} has no sound shape")
@@ -104,10 +109,8 @@ def _tensor(name: str, entry: Mapping[str, Any], data: memoryview) -> Tensor:
         raise ValueError(f"{name} does not lie where the header says")
     if start == end:
         return torch.empty(shape, dtype=dtype)
-    raw = np.frombuffer(data[start:end], dtype=np.uint8)
-    if not raw.flags.writeable or raw.ctypes.data % dtype.itemsize:
-        raw = raw.copy()  # torch wants memory that it could write, and whole elements
-    return torch.from_numpy(raw).view(dtype).reshape(shape)
+    part = data[start:end] if start % dtype.itemsize == 0 else data[start:end].clone()
+    return part.view(dtype).reshape(shape)
 
 
 def _check_tensors(

@@ -1,0 +1,243 @@
+"""`kakeya bench fuzz`: files that pretend to be exported sessions, as many as wanted, given to a server's import.
+
+Half of them are changed after they were sealed, as damage on the way does; every one must be refused. The
+others are changed and sealed again, as somebody with bad intentions does: such a file is refused, or is a
+session that works.
+"""
+
+import json
+import random
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kakeya.bench.benchmark import EngineBenchmark, Results, Run
+from kakeya.bench.report import Gate, at_least, at_most
+from kakeya.bench.tables import MS, Chart, Table, figure, listing
+from kakeya.errors import InvalidArgument, StateMismatch
+from kakeya.types import DoneEvent
+
+if TYPE_CHECKING:
+    from kakeya.runtime import Runtime
+
+_fuzz = partial(typer.Option, rich_help_panel="The files")
+_LONGEST_S = 5.0
+_PROMPT = 40
+_CHECKPOINT_EVERY = 5000
+Seal = Callable[[bytes], bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuzzResults(Results):
+    """What became of the files."""
+
+    damaged: int = 0
+    """Files that were changed after they were sealed."""
+    damaged_accepted: int = 0
+    forged: int = 0
+    """Files that were changed and sealed again."""
+    forged_accepted: int = 0
+    broken: int = 0
+    """Of these, sessions that could not go on."""
+    unexpected: tuple[str, ...] = ()
+    """Errors that no caller is told of."""
+    longest_s: float | None = None
+    refusals: dict[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Fuzz(EngineBenchmark[FuzzResults]):
+    """How many files."""
+
+    kind = "fuzz"
+    title = "Fuzzing of imported sessions"
+    help = "Import damaged and forged files: none that is damaged is accepted, and nothing breaks."
+    results = FuzzResults
+
+    window: Annotated[int, _fuzz(help="Most recent tokens kept.")] = 64
+    files: Annotated[int, _fuzz(help="Files, half of them damaged, half forged.")] = 100_000
+    seed: Annotated[int, _fuzz(help="Which changes.")] = 0
+
+    def __post_init__(self) -> None:
+        self.require_least(files=2)
+
+    def run(self, run: Run[FuzzResults]) -> FuzzResults:
+        from kakeya.runtime import Runtime  # torch takes a second to import
+
+        with Runtime.open(self.model, self.engine_config(capacity=2)) as runtime:
+            importing = _Importing(runtime, random.Random(self.seed))
+            for number in range(self.files):
+                if run.interruption.reason is not None:
+                    break
+                importing.try_one(forged=number % 2 == 1)
+                if number % _CHECKPOINT_EVERY == 0:
+                    run.progress(number / self.files, "importing")
+                    run.checkpoint(importing.results())
+            return importing.results()
+
+    def gates(self, results: FuzzResults) -> list[Gate]:
+        tried = results.damaged + results.forged
+        nothing = "no file was imported" if not tried else ""
+        judged = lambda count: None if nothing else float(count)  # noqa: E731
+        return [
+            at_least("files", float(tried), self.files, absent=nothing),
+            at_most("damaged files accepted", judged(results.damaged_accepted), 0, absent=nothing),
+            at_most("accepted sessions that break", judged(results.broken), 0, absent=nothing),
+            at_most("unexpected errors", judged(len(results.unexpected)), 0, absent=nothing),
+            at_most("longest import, s", results.longest_s, _LONGEST_S, absent=nothing),
+        ]
+
+    @staticmethod
+    def show(results: FuzzResults) -> list[Table | Chart]:
+        rows = [
+            ("damaged files", figure(results.damaged)),
+            ("of these accepted", figure(results.damaged_accepted)),
+            ("forged files", figure(results.forged)),
+            ("of these accepted", figure(results.forged_accepted)),
+            ("of these unable to go on", figure(results.broken)),
+            ("unexpected errors", figure(len(results.unexpected))),
+            ("longest import, ms", figure(results.longest_s, MS, ",.1f")),
+        ]
+        reasons = sorted((results.refusals or {}).items(), key=lambda each: -each[1])
+        return [
+            listing("Imports", ("what", "value"), rows, labels=1),
+            listing("Why files were refused", ("reason", "files"), [(why, figure(n)) for why, n in reasons]),
+        ]
+
+
+class _Importing:
+    """Changes one exported session in many ways, and counts what becomes of it."""
+
+    def __init__(self, runtime: "Runtime", chance: random.Random) -> None:
+        self._runtime, self._chance = runtime, chance
+        session = runtime.create_session(eos_token_ids=())
+        vocabulary = runtime.model_config.vocab_size
+        runtime.append(session, [chance.randrange(vocabulary) for _ in range(_PROMPT)])
+        list(runtime.generate(session, 4))
+        header, contents = runtime.export_bytes(session)
+        runtime.close_session(session)
+        self._header, self._contents = bytes(header), bytes(contents)
+        self._counts = {"damaged": 0, "damaged_accepted": 0, "forged": 0, "forged_accepted": 0, "broken": 0}
+        self._unexpected: list[str] = []
+        self._refusals: dict[str, int] = {}
+        self._longest = 0.0
+
+    def try_one(self, *, forged: bool) -> None:
+        kind = "forged" if forged else "damaged"
+        file = self._forged() if forged else self._damaged()
+        self._counts[kind] += 1
+        began = time.monotonic()
+        try:
+            session, _ = self._runtime.import_bytes(file)
+        except (StateMismatch, InvalidArgument) as error:
+            self._refused(str(error))
+            return
+        except Exception as error:  # whatever it is, it is what this looks for
+            self._unexpected.append(f"{type(error).__name__}: {error}")
+            return
+        finally:
+            self._longest = max(self._longest, time.monotonic() - began)
+        self._counts[f"{kind}_accepted"] += 1
+        self._go_on(session)
+
+    def results(self) -> FuzzResults:
+        return FuzzResults(
+            **self._counts,
+            unexpected=tuple(self._unexpected[:100]),
+            longest_s=self._longest if self._counts["damaged"] else None,
+            refusals=dict(self._refusals),
+        )
+
+    def _go_on(self, session: str) -> None:
+        """An accepted file is a session like any other."""
+        try:
+            self._runtime.append(session, [3])
+            *_, last = self._runtime.generate(session, 2)
+            self._counts["broken"] += not isinstance(last, DoneEvent)
+        except Exception as error:  # whatever it is, it is what this looks for
+            self._counts["broken"] += 1
+            self._unexpected.append(f"{type(error).__name__} later: {error}")
+        self._runtime.close_session(session)
+
+    def _refused(self, message: str) -> None:
+        reason = "".join(" " if each.isdigit() else each for each in message)[:60].strip()
+        if reason in self._refusals or len(self._refusals) < 40:
+            self._refusals[reason] = self._refusals.get(reason, 0) + 1
+
+    def _damaged(self) -> bytes:
+        """The file with something changed in it."""
+        whole = self._header + self._contents
+        while (file := _mutated(self._chance, whole, self._place)) == whole:
+            pass
+        return file
+
+    def _forged(self) -> bytes:
+        """A file whose digest is right."""
+        from kakeya.storage.envelope import enveloped
+
+        if self._chance.random() < 0.5:
+            contents = _mutated(self._chance, self._contents, self._place)
+        else:
+            contents = self._other_header()
+        return b"".join(map(bytes, enveloped(contents)))
+
+    def _place(self, size: int) -> int:
+        """Where something is changed: mostly where much depends on it."""
+        return self._chance.randrange(min(self._chance.choice([64, 2048, size]), size))
+
+    def _other_header(self) -> bytes:
+        """The contents under a header of which a value or two are others."""
+        (size,) = struct.unpack("<Q", self._contents[:8])
+        header = json.loads(self._contents[8 : 8 + size])
+        for _ in range(self._chance.randint(1, 2)):
+            table = self._chance.choice([header, *header.values()])
+            if not isinstance(table, dict) or not table:
+                continue
+            name = self._chance.choice(list(table))
+            table[name] = _other_value(self._chance, table[name])
+        written = json.dumps(header).encode()
+        return struct.pack("<Q", len(written)) + written + self._contents[8 + size :]
+
+
+def _mutated(chance: random.Random, whole: bytes, place: Callable[[int], int]) -> bytes:
+    """Bits flipped, bytes set, pieces cut, doubled, moved or blanked."""
+    file = bytearray(whole)
+    for _ in range(chance.randint(1, 3)):
+        at = place(max(1, len(file)))
+        size = min(chance.choice([1, 2, 8, 64, 4096]), len(file) - at)
+        match chance.randrange(7):
+            case 0 if file:
+                file[at] ^= 1 << chance.randrange(8)
+            case 1 if file:
+                file[at] = chance.randrange(256)
+            case 2:
+                del file[at:]
+            case 3:
+                file[at:at] = file[at : at + size]
+            case 4:
+                del file[at : at + size]
+            case 5:
+                file[at : at + size] = bytes(size)
+            case _:
+                file[at : at + size] = chance.randbytes(size)
+    return bytes(file)
+
+
+def _other_value(chance: random.Random, value: Any) -> Any:
+    """Something else in the place of a value of JSON."""
+    odd = (None, True, -1, 0, 2**31, 2**63, 2**200, 1e308, "", "x", [], {}, [[]], "9" * 5000)
+    if isinstance(value, list) and value and chance.random() < 0.7:
+        changed = list(value)
+        place = chance.randrange(len(changed))
+        changed[place] = _other_value(chance, changed[place])
+        return changed
+    if isinstance(value, str) and value.lstrip("-").isdigit() and chance.random() < 0.7:
+        return str(int(value) + chance.choice([-1, 1, 7, 2**20, -(2**40), 2**62]))
+    if isinstance(value, int) and chance.random() < 0.7:
+        return value + chance.choice([-8, -1, 1, 8, 2**20, 2**50])
+    return chance.choice(odd)
