@@ -70,9 +70,7 @@ def test_the_disk_tier_is_bounded(tmp_path: Path) -> None:
     store = StateStore(StateConfig(tmp_path, disk_tier_bytes=120), 10)
     history = store.add(SESSION).result()
     store.save("s", history, b"x" * 40, 1)
-    with pytest.raises(
-        StorageFailed, match="full: 104 of 120 bytes are used, 104 are needed"
-    ):
+    with pytest.raises(StorageFailed, match="full: 104 of 120 bytes are used, 104 are needed"):
         store.save("s", history, b"x" * 40, 2)
     store.close()
 
