@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kakeya.bench import hibernate
 from kakeya.bench.benchmark import Run
 from kakeya.bench.hibernate import Hibernate, HibernateResults
 from kakeya.bench.page import report_page
@@ -36,18 +37,22 @@ CLEAN = HibernateResults(
         ({"quiet_gap_p95_s": None}, 4, None),
         ({"host_bytes": 2**31}, 5, False),
         ({"disk_bytes": 2**35}, 6, False),
+        ({"process_bytes": 2**31}, 7, False),
     ],
 )
 def test_gates(changes: dict[str, Any], gate: int | None, passed: bool | None) -> None:
     results = replace(CLEAN, **changes)
-    expected = [True] * 7
+    expected = [True] * 8
     if gate is not None:
         expected[gate] = passed
     assert [each.passed for each in Hibernate().gates(results)] == expected
     assert "Sleepers" in report_page("t", Report("hibernate", {}, {}), Hibernate.show(results))
 
 
-def test_sleepers_wake_and_say_what_they_would_have_said(tiny: dict[str, Any]) -> None:
+def test_sleepers_wake_and_say_what_they_would_have_said(
+    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hibernate, "_QUIET_S", 0.1)
     given = {"sessions": 12, "slabs": 4, "streams": 1, "storm_s": 0.4, "wakes_per_s": 100.0, "prompt_len": 9}
     bench = Hibernate(**(tiny | given | {"host_tier_bytes": 40_000, "gen_tokens": 3}))
     results = bench.run(Run())
