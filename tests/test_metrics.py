@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kakeya.config import CacheConfig, Quotas, RuntimeConfig
+from kakeya.config import CacheConfig, Quotas, RuntimeConfig, StateConfig
 from kakeya.engine.proposer import DraftRequest
 from kakeya.errors import InvariantViolation, ResourceExhausted, SessionBusy, SessionNotFound
 from kakeya.metrics import Metrics
@@ -311,3 +311,29 @@ def test_recall_is_counted(open_tiny: OpenTiny) -> None:
     assert watched.value("recall_seconds_count") == 1
     assert 0 < watched.value("recall_seconds_sum") <= done.recall_duration_seconds
     assert watched.value("prompt_tokens_total") == 4 * 58
+
+
+def test_sleeping_sessions(open_tiny: OpenTiny, tmp_path: Path) -> None:
+    """States, wakes by tier, bytes and how much a crash would cost: each moves with what really happens."""
+    metrics, state = Metrics(), StateConfig(tmp_path, host_tier_bytes=2**20, snapshot_tokens=10**6)
+    settings = RuntimeConfig(session_idle_ttl_s=None, state=state)
+    runtime = open_tiny(tiny.engine_config(threads=1, capacity=1), metrics=metrics, settings=settings)
+    assert metrics.mean_wake_seconds is None
+    read = metrics.registry.get_sample_value
+    first = new_session(runtime)
+    answer(runtime, first, 4)
+    computed = runtime.info(first).computed_length
+    assert read("kakeya_snapshot_lag_tokens") == computed > 0
+    second = new_session(runtime)
+    assert [read("kakeya_sessions", {"state": each}) for each in ("idle", "host", "disk")] == [1, 1, 0]
+    assert read("kakeya_tier_bytes", {"tier": "host"}) == runtime.tiers().host_bytes > 0  # type: ignore[union-attr]
+    assert read("kakeya_tier_limit_bytes", {"tier": "host"}) == 2**20
+    runtime.append(first, [])
+    assert read("kakeya_wake_seconds_count", {"tier": "host"}) == 1
+    runtime._keeping._tiers.settle_down(runtime._store.get(second, "local"))  # type: ignore[attr-defined]
+    assert [read("kakeya_sessions", {"state": each}) for each in ("idle", "host", "disk")] == [1, 0, 1]
+    assert read("kakeya_tier_bytes", {"tier": "disk"}) == runtime.tiers().disk_bytes > 0  # type: ignore[union-attr]
+    runtime.append(second, [])
+    assert read("kakeya_wake_seconds_count", {"tier": "disk"}) == 1
+    assert metrics.mean_wake_seconds is not None
+    assert 0 < metrics.mean_wake_seconds < 60

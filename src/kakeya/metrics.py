@@ -192,6 +192,17 @@ class Metrics(EngineObserver):
     def session_woken(self, place: str, seconds: float) -> None:
         self._wakes.labels(place).observe(seconds)
 
+    @property
+    def mean_wake_seconds(self) -> float | None:
+        """What a wake took on average, wherever the session slept; None when none woke."""
+        read = self.registry.get_sample_value
+        tiers = [{"tier": "host"}, {"tier": "disk"}]
+        count, total = (
+            sum(read(f"kakeya_wake_seconds_{what}", tier) or 0.0 for tier in tiers)
+            for what in ("count", "sum")
+        )
+        return total / count if count else None
+
     def snapshot_damaged(self) -> None:
         self._damaged.inc()
 

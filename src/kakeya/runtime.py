@@ -472,7 +472,7 @@ class Runtime:
     def score_blocks(self, token_ids: Sequence[int]) -> Generator[Tensor, None, None]:
         """The same a few rows at a time [rows, vocab], so that a long text takes no more memory. Take all of
         them, or close the iterator."""
-        self._keeping.with_slab(self._pool.check_free)
+        self._keeping.with_slab(self._engine.moves.check_free)
         return score_blocks(self._engine, token_ids)
 
     def score_tokens(
@@ -480,7 +480,7 @@ class Runtime:
     ) -> Generator[list[TokenEvent], None, None]:
         """The tokens with their log-probabilities (the first has none), block by block on a temporary
         session. Take all of them, or close the iterator."""
-        self._keeping.with_slab(self._pool.check_free)
+        self._keeping.with_slab(self._engine.moves.check_free)
         return score_tokens(self._engine, token_ids, top_logprobs)
 
     # The end.

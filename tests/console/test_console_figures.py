@@ -3,12 +3,17 @@
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Browser, Locator, expect
 
+from kakeya.config import RuntimeConfig, StateConfig
 from kakeya.runtime import Runtime
-from support.browser import PATIENCE_MS, Console
+from support.browser import PATIENCE_MS, Console, console
+from support.http_serving import serving_http
+from support.serving import ENGINE
 
 WINDOW, SINK = 30, 2
 
@@ -136,3 +141,21 @@ def test_the_plot_follows_the_pointer(page: Console) -> None:
     expect(readout).to_contain_text("Turn 1:")
     page.message.hover()
     expect(readout).to_contain_text("Turn 2:")
+
+
+def test_sleeping_sessions_are_told_of(browser: Browser, model: Path, tmp_path: Path) -> None:
+    sessions = RuntimeConfig(state=StateConfig(tmp_path))
+    with (
+        serving_http(model, engine=replace(ENGINE, capacity=1), sessions=sessions) as (server, runtime),
+        console(browser, server.url) as page,
+    ):
+        for label in ("early bird", "night owl"):
+            turn(runtime, runtime.create_session(client_label=label, eos_token_ids=()))
+        expect(page.rows.filter(has_text="early bird").locator(".state")).to_have_text("host")
+        expect(page.rows.filter(has_text="night owl").locator(".state")).to_have_text("idle")
+        summary = page.page.locator("#sessions-now")
+        expect(summary).to_contain_text(re.compile(r"1 asleep in memory \(\d.* KiB\), 0 on disk"))
+        expect(summary).not_to_contain_text("waking")
+        early = next(info for info in runtime.list_sessions()[0] if info.client_label == "early bird")
+        runtime.append(early.session_id, [])
+        expect(summary).to_contain_text(re.compile(r"waking takes .*s, a crash would cost \d+ tokens"))

@@ -1,5 +1,8 @@
 """Sessions in a state directory: what was acknowledged is there after the process, and goes on exactly."""
 
+import errno
+import time
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +12,16 @@ import pytest
 from kakeya.config import CacheConfig, RuntimeConfig, StateConfig
 from kakeya.errors import ConfigError, NoFreeSlab, SessionNotFound, StorageFailed
 from kakeya.runtime import Runtime
-from kakeya.types import DoneEvent, Durability, Numerics, SamplingParams, StopReason, TokenEvent, TokenRange
+from kakeya.storage.files import Files
+from kakeya.types import (
+    DoneEvent,
+    Durability,
+    Numerics,
+    SamplingParams,
+    StopReason,
+    TokenEvent,
+    TokenRange,
+)
 from support import tiny
 from support.crashes import Crashed
 from support.tiny import PROMPT, answer, new_session
@@ -311,3 +323,89 @@ def test_idle_sessions_sleep_and_then_expire(
     later = open_tiny(CONFIG, settings=settings)
     assert later.sweep() == 0
     assert later.info(new).idle_seconds < 1e6 - 3000
+
+
+def test_close_deletes_every_byte(open_tiny: Open, tmp_path: Path) -> None:
+    runtime = open_tiny(CONFIG, settings=kept(tmp_path, host_tier_bytes=0))
+    label, text = "a label of its own", [11, 23, 35, 47, 41, 17]
+    session = runtime.create_session(client_label=label, request_id="first")
+    runtime.append(session, text, request_id="second")
+    tokens(list(runtime.generate(session, 9, request_id="third")))
+    fork, _ = runtime.fork(session)
+    others = [new_session(runtime) for _ in range(2)]  # both sleep now
+    assert runtime.tiers().disk > 0  # type: ignore[union-attr]
+    stored = array("i", text).tobytes()
+    assert holds(tmp_path, label.encode())
+    assert holds(tmp_path, stored)
+    runtime.close_session(session)
+    assert holds(tmp_path, stored), "the fork goes on from it"
+    runtime.close_session(fork)
+    for words in (label.encode(), stored):
+        assert not holds(tmp_path, words)
+    for other in others:
+        runtime.close_session(other)
+    assert list((tmp_path / "snapshots").iterdir()) == []
+
+
+def holds(directory: Path, words: bytes) -> bool:
+    """Whether any file has these bytes."""
+    return any(words in path.read_bytes() for path in directory.rglob("*") if path.is_file())
+
+
+def test_one_owner_cannot_name_anothers_session_asleep_or_not(open_tiny: Open, tmp_path: Path) -> None:
+    settings = kept(tmp_path, host_tier_bytes=0)
+    runtime = open_tiny(CONFIG, settings=settings)
+    theirs = runtime.create_session(owner="them")
+    runtime.append(theirs, PROMPT, owner="them")
+    for _ in range(2):
+        for call in (runtime.info, runtime.fork, runtime.close_session, runtime.export_bytes):
+            with pytest.raises(SessionNotFound):
+                call(theirs, owner="me")
+        with pytest.raises(SessionNotFound):
+            runtime.append(theirs, [1], owner="me")
+        assert runtime.list_sessions(owner="me")[0] == []
+        runtime.close()
+        runtime = open_tiny(CONFIG, settings=settings)
+    assert runtime.info(theirs, owner="them").history_length == len(PROMPT)
+
+
+def test_a_full_disk_refuses_and_recovers_when_there_is_space(
+    open_tiny: Open, alone: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = open_tiny(CONFIG, settings=kept(tmp_path))
+    session, expected = new_session(runtime), new_session(alone)
+    commit = Files.commit
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(Files, "commit", full)
+    calls = (
+        lambda: runtime.append(session, [5]),
+        runtime.create_session,
+        lambda: list(runtime.generate(session, 5)),
+    )
+    for refused in calls:
+        with pytest.raises(StorageFailed, match="the disk is full"):
+            refused()
+    assert runtime.info(session).history_length == len(PROMPT)
+    monkeypatch.setattr(Files, "commit", commit)
+    assert tokens(answer(runtime, session, 5)) == tokens(answer(alone, expected, 5))
+    assert runtime.append(session, [5]) == alone.append(expected, [5])
+
+
+@pytest.mark.parametrize("jump", [-1e9, 1e9])
+def test_a_clock_that_jumps_costs_no_session(
+    open_tiny: Open, alone: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    settings = kept(tmp_path, hibernated_ttl_s=86400.0)
+    runtime, real = open_tiny(CONFIG, settings=settings), time.time
+    session, expected = new_session(runtime), new_session(alone)
+    monkeypatch.setattr(time, "time", lambda: real() + jump)
+    assert tokens(answer(runtime, session, 5)) == tokens(answer(alone, expected, 5))
+    assert runtime.sweep() == 0
+    runtime.close()
+    monkeypatch.setattr(time, "time", real)
+    again = open_tiny(CONFIG, settings=settings)
+    assert again.sweep() == 0
+    assert tokens(answer(again, session, 5)) == tokens(answer(alone, expected, 5))

@@ -21,7 +21,7 @@ class _Call:
 
 
 class Inbox:
-    """Bounded queue of calls. `ask` and `wake` from any thread, the rest from the engine thread.
+    """Bounded queue of calls. `ask`, `post` and `wake` from any thread, the rest from the engine thread.
 
     `run` runs a call's function. It raises DeviceLost for an error that was the end of the device.
     """
@@ -35,6 +35,10 @@ class Inbox:
 
     def ask(self, function: Callable[[], T]) -> T:
         """Run on the engine thread and wait for the answer, or for the error it raised."""
+        return self.post(function).result()
+
+    def post(self, function: Callable[[], T]) -> "Future[T]":
+        """Run on the engine thread, before whatever is asked later; its answer."""
         reply: Future[T] = Future()
         with self._door:
             if self._refusal is not None:
@@ -43,7 +47,7 @@ class Inbox:
                 self._queue.put_nowait(_Call(function, reply))
             except queue.Full:
                 raise ResourceExhausted(f"{self._limit} calls wait for the engine already") from None
-        return reply.result()
+        return reply
 
     def wake(self) -> None:
         """Wake a waiting engine thread."""

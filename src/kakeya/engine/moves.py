@@ -55,6 +55,15 @@ class Moves:
         self._drafter, self._open = drafter, open_
         self.buffers = HostBuffers(backend.pool.device)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no slab is free, as far as one can see without asking the engine."""
+        return self._backend.pool.free_count == 0
+
+    def check_free(self) -> None:
+        """Raises NoFreeSlab when no slab is free."""
+        self._inbox.ask(self._backend.pool.check_free)
+
     # Away.
 
     def lend(self, sequence: TokenSequence) -> SequenceState:
@@ -77,13 +86,14 @@ class Moves:
         return lifted(state, pool.geometry, pool.device, self.buffers)
 
     def leave(self, sequence: TokenSequence) -> None:
-        """Free the slab of a lent or prepared sequence."""
+        """Free the slab of a lent or prepared sequence, for whoever asks the engine for one after this. Does
+        not wait: each call that waits takes as long as a step."""
 
         def leave() -> None:
             sequence.replace_drafts(None)
             self._backend.pool.release(sequence.slab)
 
-        self._inbox.ask(leave)
+        self._inbox.post(leave)
 
     def stay(self, sequence: TokenSequence) -> None:
         """A lent sequence goes on as if nothing had been."""

@@ -87,10 +87,12 @@ class Hibernation:
         """
         end = time.monotonic() + self._patience
         while True:
+            # To be refused first would take as long as a step.
+            has_made_room = self._moves.is_full and self._make_room()
             try:
                 return take()
             except NoFreeSlab:
-                if self._make_room():
+                if has_made_room or self._make_room():
                     continue
                 if time.monotonic() >= end:
                     raise

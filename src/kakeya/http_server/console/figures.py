@@ -47,7 +47,7 @@ def overview(runtime: "Runtime", metrics: "Metrics | None", owner: str) -> dict[
             "version": kakeya.__version__,
             **{name: getattr(facts, name) for name in _SHOWN_FACTS},
             "free_slabs": runtime.free_slabs,
-            "asleep": _asleep(runtime),
+            "asleep": _asleep(runtime, metrics),
             "generated_tokens": generated,
         },
         "session_count": len(sessions),
@@ -55,12 +55,16 @@ def overview(runtime: "Runtime", metrics: "Metrics | None", owner: str) -> dict[
     }
 
 
-def _asleep(runtime: "Runtime") -> dict[str, int] | None:
-    """How many sessions sleep where, and what they take there; None where none can."""
+def _asleep(runtime: "Runtime", metrics: "Metrics | None") -> dict[str, Any] | None:
+    """How many sessions sleep where, what they take there and how long they take to wake; None where none
+    can."""
     tiers = runtime.tiers()
     if tiers is None:
         return None
-    return {name: getattr(tiers, name) for name in ("host", "disk", "host_bytes", "disk_bytes")}
+    shown = {
+        name: getattr(tiers, name) for name in ("host", "disk", "host_bytes", "disk_bytes", "lag_tokens")
+    }
+    return shown | {"wake_seconds": None if metrics is None else metrics.mean_wake_seconds}
 
 
 def turns(runtime: "Runtime", session_id: str, owner: str) -> dict[str, Any]:

@@ -10,11 +10,19 @@
  * @property {number} sink
  * @property {number} window
  * @property {number} capacity how many sessions there is room for
- * @property {{host: number, disk: number}?} asleep sessions without a slab, where they can be
+ * @property {Asleep?} asleep sessions without a slab, where they can be
  * @property {number} free_slabs how many more
  * @property {number} session_bytes what each session has reserved
  * @property {number} pool_bytes
  * @property {number | null} generated_tokens by the whole server since its start; null if not counted
+ *
+ * @typedef {object} Asleep
+ * @property {number} host sessions in memory
+ * @property {number} disk and on disk
+ * @property {number} host_bytes
+ * @property {number} disk_bytes
+ * @property {number} lag_tokens the most that a session would compute again after a crash
+ * @property {number | null} wake_seconds on average; null if none woke
  *
  * @typedef {object} Turn
  * @property {number} number from 1
@@ -28,7 +36,7 @@
  * @typedef {object} Session
  * @property {string} session_id
  * @property {string} client_label
- * @property {'idle' | 'generating' | 'failed'} state
+ * @property {'idle' | 'generating' | 'failed' | 'host' | 'disk'} state
  * @property {number} history_length
  * @property {number} sink
  * @property {number} window

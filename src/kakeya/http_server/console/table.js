@@ -102,6 +102,15 @@ function totals(hub) {
   if (!facts) return '';
   const hidden = sessionCount - sessions.length;
   const shown = hidden > 0 ? `${count(sessions.length)} of ${count(sessionCount)} shown, ` : '';
-  const asleep = facts.asleep ? `${count(facts.asleep.host)} asleep in memory, ${count(facts.asleep.disk)} on disk, ` : '';
+  const asleep = facts.asleep ? `${sleepers(facts.asleep)}, ` : '';
   return `${shown}${asleep}${count(facts.free_slabs)} of ${count(facts.capacity)} places free`;
+}
+
+/** @param {import('./hub.js').Asleep} asleep */
+function sleepers(asleep) {
+  const inMemory = `${count(asleep.host)} asleep in memory (${memory(asleep.host_bytes)})`;
+  const onDisk = `${count(asleep.disk)} on disk (${memory(asleep.disk_bytes)} with snapshots of all)`;
+  const waking = asleep.wake_seconds === null ? [] : [`waking takes ${duration(asleep.wake_seconds)}`];
+  const lag = `a crash would cost ${count(asleep.lag_tokens)} tokens of a session`;
+  return [inMemory, onDisk, ...waking, lag].join(', ');
 }
