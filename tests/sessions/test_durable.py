@@ -4,6 +4,7 @@ import errno
 import time
 from array import array
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -409,3 +410,22 @@ def test_a_clock_that_jumps_costs_no_session(
     again = open_tiny(CONFIG, settings=settings)
     assert again.sweep() == 0
     assert tokens(answer(again, session, 5)) == tokens(answer(alone, expected, 5))
+
+
+def test_the_host_tier_is_bounded_for_many_at_once(open_tiny: Open, tmp_path: Path) -> None:
+    """Threads that put sessions to sleep at the same time do not take the same room."""
+    config = replace(CONFIG, capacity=4)
+    probe = open_tiny(config, settings=kept(tmp_path / "probe"))
+    for _ in range(5):
+        answer(probe, new_session(probe), 3)
+    limit = int(probe.tiers().host_bytes * 2.5)  # type: ignore[union-attr]
+    runtime = open_tiny(config, settings=kept(tmp_path / "a", host_tier_bytes=limit))
+    most = []
+
+    def talk(_: int) -> None:
+        answer(runtime, new_session(runtime), 3)
+        most.append(runtime.tiers().host_bytes)  # type: ignore[union-attr]
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(talk, range(40)))
+    assert 0 < max(most) <= limit

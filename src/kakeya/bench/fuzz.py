@@ -1,14 +1,15 @@
 """`kakeya bench fuzz`: many files that pretend to be exported sessions are imported.
 
 Half of them are changed after they were sealed, as damage on the way does; every one must be refused. The
-others are changed and sealed again, as somebody with bad intentions does: such a file is refused, or is a
-session that works.
+others are changed and sealed again, as somebody with bad intentions does: such a file is refused, is a
+session that works, or is one whose own generate fails, because its keys are absurd.
 """
 
 import json
 import random
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ import typer
 from kakeya.bench.benchmark import EngineBenchmark, Results, Run
 from kakeya.bench.report import Gate, at_least, at_most
 from kakeya.bench.tables import MS, Chart, Table, figure, listing
-from kakeya.errors import InvalidArgument, StateMismatch
+from kakeya.errors import InvalidArgument, StateMismatch, StepFailed
 from kakeya.types import DoneEvent
 
 if TYPE_CHECKING:
@@ -42,8 +43,10 @@ class FuzzResults(Results):
     forged: int = 0
     """Files that were changed and sealed again."""
     forged_accepted: int = 0
+    failed_alone: int = 0
+    """Of these, sessions whose model computed no numbers any more; their callers are told."""
     broken: int = 0
-    """Of these, sessions that could not go on."""
+    """Of these, sessions that could not go on for another reason."""
     unexpected: tuple[str, ...] = ()
     """Errors that no caller is told of."""
     longest_s: float | None = None
@@ -102,6 +105,7 @@ class Fuzz(EngineBenchmark[FuzzResults]):
             ("of these accepted", figure(results.damaged_accepted)),
             ("forged files", figure(results.forged)),
             ("of these accepted", figure(results.forged_accepted)),
+            ("of these without numbers later", figure(results.failed_alone)),
             ("of these unable to go on", figure(results.broken)),
             ("unexpected errors", figure(len(results.unexpected))),
             ("longest import, ms", figure(results.longest_s, MS, ",.1f")),
@@ -125,7 +129,7 @@ class _Importing:
         header, contents = runtime.export_bytes(session)
         runtime.close_session(session)
         self._header, self._contents = bytes(header), bytes(contents)
-        self._counts = {"damaged": 0, "damaged_accepted": 0, "forged": 0, "forged_accepted": 0, "broken": 0}
+        self._counts: Counter[str] = Counter()
         self._unexpected: list[str] = []
         self._refusals: dict[str, int] = {}
         self._longest = 0.0
@@ -155,6 +159,7 @@ class _Importing:
             damaged_accepted=counts["damaged_accepted"],
             forged=counts["forged"],
             forged_accepted=counts["forged_accepted"],
+            failed_alone=counts["failed_alone"],
             broken=counts["broken"],
             unexpected=tuple(self._unexpected[:100]),
             longest_s=self._longest if self._counts["damaged"] else None,
@@ -167,6 +172,8 @@ class _Importing:
             self._runtime.append(session, [3])
             *_, last = self._runtime.generate(session, 2)
             self._counts["broken"] += not isinstance(last, DoneEvent)
+        except StepFailed:
+            self._counts["failed_alone"] += 1
         except Exception as error:  # whatever it is, it is what this looks for
             self._counts["broken"] += 1
             self._unexpected.append(f"{type(error).__name__} later: {error}")

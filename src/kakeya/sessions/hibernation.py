@@ -142,8 +142,13 @@ class Hibernation:
         eos, length = state.eos_token_ids, len(tokens)
         asleep = Asleep(length, state.committed, state.sink, eos, self._geometry, state.recall)
         in_host = replace(asleep, state=state, tokens=tokens)
-        if not on_disk and self._make_host_room(in_host.bytes):
-            lifted = replace(in_host, state=self._moves.lift(state))
+        if not on_disk and self._take_host_room(session, in_host.bytes):
+            try:
+                lifted = replace(in_host, state=self._moves.lift(state))
+            except BaseException:
+                with self._lock:
+                    del self._host[session]
+                raise
             with self._lock:
                 self._host[session] = lifted.bytes
             self._shelf.save_soon(session)
@@ -155,12 +160,16 @@ class Hibernation:
         self._shelf.settle(session, tokens)
         return asleep
 
-    def _make_host_room(self, needed: int) -> bool:
-        """Whether the host tier has room for so many bytes; older sleepers move to the disk for that."""
-        while self.host_bytes + needed > self._host_limit:
+    def _take_host_room(self, session: Session, needed: int) -> bool:
+        """Whether the host tier has room for so many bytes, which are the session's from then on. Older
+        sleepers move to the disk for that."""
+        while True:
+            with self._lock:  # so that no two take the same room
+                if sum(self._host.values()) + needed <= self._host_limit:
+                    self._host[session] = needed
+                    return True
             if needed > self._host_limit or not self._move_to_disk():
                 return False
-        return True
 
     def _move_to_disk(self) -> bool:
         """Move the oldest sleeper in host memory to the disk; False when none can be moved."""
