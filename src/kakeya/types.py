@@ -91,7 +91,8 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen. Defaults are greedy; every value is checked here, once.
+    """How the next token is chosen, and which of them end a generate. Defaults are greedy; every value is
+    checked here, once.
 
     `seed` and the token's position decide the randomness, nothing else does.
     Penalties look at the last sink + window tokens of the history.
@@ -108,6 +109,12 @@ class SamplingParams:
     seed: int = 0
     logprobs: bool = False
     top_logprobs: int = 0
+    min_tokens: int = 0
+    """Before this many tokens, none is chosen that would end the generate."""
+    ignore_eos: bool = False
+    """The session's EOS tokens are chosen like any other, and end nothing."""
+    stop_token_ids: Sequence[int] = ()
+    """These end the generate as well. Like an EOS, the one that does is emitted and kept."""
 
     def __post_init__(self) -> None:
         _check("temperature", self.temperature, 0.0, 100.0)
@@ -119,6 +126,7 @@ class SamplingParams:
         _check("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         _check("seed", self.seed, 0, 2**64 - 1)
         _check("top_logprobs", self.top_logprobs, 0, 20)
+        _check("min_tokens", self.min_tokens, 0, 2**31 - 1)
         for token, bias in self.logit_bias.items():
             _check(f"logit_bias[{token}]", bias, -1e4, 1e4)
 

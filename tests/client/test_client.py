@@ -55,12 +55,15 @@ SESSION = {
 }
 OPTIONS = [
     "frequency_penalty",
+    "ignore_eos",
     "logit_bias",
     "logprobs",
     "min_p",
+    "min_tokens",
     "presence_penalty",
     "repetition_penalty",
     "seed",
+    "stop_token_ids",
     "temperature",
     "timeout",
     "top_k",

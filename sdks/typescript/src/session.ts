@@ -47,6 +47,9 @@ const SAMPLING: ReadonlySet<string> = new Set<keyof GenerateOptions>([
   "frequencyPenalty",
   "logitBias",
   "logprobs",
+  "minTokens",
+  "ignoreEos",
+  "stopTokenIds",
 ]);
 
 /**

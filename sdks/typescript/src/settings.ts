@@ -113,6 +113,12 @@ export interface GenerateOptions {
   readonly logitBias?: Readonly<Record<number, number>>;
   /** Report each token's log-probability and this many of the likeliest tokens, 0 to 20. */
   readonly logprobs?: number;
+  /** Choose no token that would end the generate before this many. */
+  readonly minTokens?: number;
+  /** Let the session's EOS tokens be chosen like any other, and end nothing. */
+  readonly ignoreEos?: boolean;
+  /** End with these tokens as well; the one that ends it is sent and kept. */
+  readonly stopTokenIds?: readonly number[];
   /** Stop the work when it aborts: the iteration then throws the signal's reason. */
   readonly signal?: AbortSignal;
   /** Give up after this many milliseconds, over all retries. Left out: never. */

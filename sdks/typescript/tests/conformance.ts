@@ -26,7 +26,7 @@ type Plan = { server: string; tokenizers: Record<string, Record<string, string>>
 
 const OPTIONS = [
   ...["seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"],
-  ...["frequency_penalty", "logit_bias", "logprobs"],
+  ...["frequency_penalty", "logit_bias", "logprobs", "min_tokens", "ignore_eos", "stop_token_ids"],
 ];
 
 class Player {

@@ -1,6 +1,6 @@
 """What a client may ask of a generate."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 
@@ -27,5 +27,11 @@ class GenerateOptions(TypedDict, total=False):
     """Add these to the logits of these tokens."""
     logprobs: int
     """Report each token's log-probability and this many of the likeliest tokens, 0 to 20."""
+    min_tokens: int
+    """Choose no token that would end the generate before this many."""
+    ignore_eos: bool
+    """Let the session's EOS tokens be chosen like any other, and end nothing."""
+    stop_token_ids: Sequence[int]
+    """End with these tokens as well; the one that ends it is sent and kept."""
     timeout: float
     """Give up after this many seconds, over all retries. Left out: never."""

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from kakeya.engine.batch import PlannedSegment, Segment
 from kakeya.engine.blend import blend
-from kakeya.engine.constraint import is_last
 from kakeya.engine.draft_length import DOUBT, FIRST_CHANCE, Acceptance, DraftLength, Offer
 from kakeya.engine.proposer import DraftRequest, DraftState, Proposer, WorksAhead
 from kakeya.engine.request import Request
@@ -323,13 +322,11 @@ def accepted(segment: PlannedSegment, sampled: Sequence[TokenEvent]) -> Sequence
 
     Tells the request's constraint of them.
     """
-    draft, constraint = segment.draft, segment.request.constraint
-    if constraint is None and not draft:
+    draft, request = segment.draft, segment.request
+    if request.constraint is None and not draft:
         return sampled
     for index, token in enumerate(sampled):
-        if constraint is not None:
-            constraint.advance([token.token_id])
-        stops = is_last(token.token_id, segment.sequence.eos_token_ids, constraint)
+        stops = request.advance(token.token_id)
         if stops or index == len(draft) or token.token_id != draft[index]:
             return sampled[: index + 1]
     return sampled

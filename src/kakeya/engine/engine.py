@@ -150,10 +150,12 @@ class Engine:
         """
         _check_count("max_tokens", max_tokens)
         self._check_tokens(sampling.logit_bias)
+        self._check_tokens(sampling.stop_token_ids)
         self._check_tokens(prediction)
         listener = listener or RequestListener()
         stream = listener.make_stream(self._inbox.wake)
         request = Request(sequence, stream, max_tokens, sampling, listener, constraint, prediction)
+        request.hold_to_least_length(self._backend.vocab_size)
         self._inbox.ask(lambda: self._queue(request))
         return stream
 

@@ -18,12 +18,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import cached_property
 
-from kakeya.engine.constraint import Constraint
+from kakeya.engine.constraint import Constraint, LeastLength, is_last
 from kakeya.engine.recall import TurnRecall
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.stream import EventStream
-from kakeya.errors import InvariantViolation, StepFailed
+from kakeya.errors import InvalidArgument, InvariantViolation, StepFailed
 from kakeya.types import DoneEvent, FailedEvent, SamplingParams, StopReason, TokenEvent
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,12 @@ class Request:
     """What it brings back of the session's past; None where it is not to."""
     _leave: "Callable[[Request], None]" = _leave_nothing
 
+    @cached_property
+    def end_token_ids(self) -> frozenset[int]:
+        """The tokens that end it."""
+        own = frozenset() if self.sampling.ignore_eos else self.sequence.eos_token_ids
+        return own.union(self.sampling.stop_token_ids)
+
     @property
     def remaining(self) -> int:
         """How many tokens are still to be planned."""
@@ -134,6 +141,27 @@ class Request:
         self.state = RUNNING
         self.started_at = time.monotonic()
         self.sequence.observer.request_started(self.started_at - self.queued_at, self.cached_tokens)
+
+    def hold_to_least_length(self, vocab_size: int) -> None:
+        """Choose no end token before `min_tokens`. Call it once, before it is queued. Raises InvalidArgument
+        when that is more than may be generated at all."""
+        least = self.sampling.min_tokens
+        if least > self.max_tokens:
+            raise InvalidArgument(f"min_tokens must be at most max_tokens, {self.max_tokens}, got {least}")
+        if least and self.end_token_ids:
+            self.constraint = LeastLength(least, self.end_token_ids, vocab_size, self.constraint)
+
+    def advance(self, token_id: int) -> bool:
+        """Tell the constraint of a chosen token. Whether the generate ends with it."""
+        if self.constraint is not None:
+            self.constraint.advance([token_id])
+            if isinstance(self.constraint, LeastLength) and self.constraint.is_over:
+                self.constraint = self.constraint.inner  # a device may choose by itself again
+        return self.ends_with(token_id)
+
+    def ends_with(self, token_id: int) -> bool:
+        """Whether the generate ends with this token, of which the constraint was told."""
+        return is_last(token_id, self.end_token_ids, self.constraint)
 
     def count_drafts(self, proposer: str, proposed: int, accepted: int) -> None:
         """The verifier has looked at guesses of a proposer."""

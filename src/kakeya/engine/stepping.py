@@ -13,7 +13,6 @@ from kakeya.config import EngineConfig
 from kakeya.engine.backend import Backend, Failed, LaunchedStep, StepResult, raise_if_lost
 from kakeya.engine.batch import PENDING, PlannedSegment, RecallSegment
 from kakeya.engine.beginnings import Beginnings
-from kakeya.engine.constraint import is_last
 from kakeya.engine.drafting import Drafter, accepted
 from kakeya.engine.own_drafts import NAME as OWN_DRAFTS, OwnDrafts
 from kakeya.engine.request import QUEUED, Request
@@ -235,7 +234,7 @@ class Stepper:
             sequence.settle()
 
     def _finish_if_last(self, request: Request, token: TokenEvent) -> bool:
-        if is_last(token.token_id, request.sequence.eos_token_ids, request.constraint):
+        if request.ends_with(token.token_id):
             request.finish(StopReason.EOS)
         elif request.emitted == request.max_tokens:
             request.finish(StopReason.MAX_TOKENS)

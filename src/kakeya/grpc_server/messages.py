@@ -41,6 +41,7 @@ _SAMPLING_FIELDS = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "min_tokens",
 )
 
 
@@ -66,6 +67,8 @@ def sampling(request: pb.GenerateRequest) -> SamplingParams:
         logit_bias=dict(request.logit_bias),
         logprobs=request.HasField("logprobs"),
         top_logprobs=request.logprobs,
+        ignore_eos=request.ignore_eos,
+        stop_token_ids=tuple(request.stop_token_ids),
     )
 
 
