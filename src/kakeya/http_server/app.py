@@ -12,22 +12,25 @@ from starlette.responses import Response
 
 import kakeya
 from kakeya.errors import KakeyaError
-from kakeya.http_server import service_routes
+from kakeya.http_server import service_routes, tokenizing
 from kakeya.http_server.completions import routes as completions
 from kakeya.http_server.completions.deprecation import Deprecation
 from kakeya.http_server.console import routes as console
 from kakeya.http_server.errors import ApiError, error_response
 from kakeya.http_server.limits import BodyLimit, Guard
+from kakeya.http_server.messages import routes as messages
 from kakeya.http_server.openapi import ERRORS
 from kakeya.http_server.responses import routes as responses
 from kakeya.http_server.security import Doorkeeper
 from kakeya.http_server.state import HttpState
 
-_EXPOSED_HEADERS = ("x-request-id", "retry-after", "deprecation", "sunset", "link")
+_EXPOSED_HEADERS = ("x-request-id", "request-id", "retry-after", "deprecation", "sunset", "link")
 _ROUTERS = (
     responses.router,
     responses.conversations,
     completions.router,
+    messages.router,
+    tokenizing.router,
     service_routes.router,
     console.router,
 )
@@ -38,7 +41,7 @@ def create_app(state: HttpState) -> FastAPI:
     app = FastAPI(
         title="Kakeya",
         version=kakeya.__version__,
-        summary="An OpenAI-shaped API over sessions of bounded memory.",
+        summary="OpenAI's and Anthropic's APIs over sessions of bounded memory.",
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
@@ -73,7 +76,7 @@ def _layers(state: HttpState) -> Iterator[Middleware]:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""Errors to OpenAI-shaped answers: one table, and nothing of our inside in any of them."""
+"""Errors to answers in the shape of the API that was called: one table, and nothing of our inside in any."""
 
 import json
 import logging
@@ -18,6 +18,8 @@ from kakeya.errors import ComeBackLater, KakeyaError
 
 log = logging.getLogger(__name__)
 
+MESSAGES = "/v1/messages"
+"""The routes of Anthropic's API begin with it."""
 INVALID_REQUEST = "invalid_request_error"
 _DEFAULT_RETRY_S = 1.0
 # A client may have put anything into a field's name, and a message quotes it.
@@ -68,6 +70,18 @@ _KINDS: Mapping[type[KakeyaError], tuple[int, str, str]] = {
 }
 
 
+# What Anthropic's API calls them.
+_MESSAGES_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
 class AsciiJsonResponse(JSONResponse):
     """JSON that can hold whatever a client sent, half a surrogate pair included."""
 
@@ -75,18 +89,34 @@ class AsciiJsonResponse(JSONResponse):
         return json.dumps(content, separators=(",", ":")).encode("ascii")
 
 
-def error_response(error: Exception) -> JSONResponse:
+def error_response(error: Exception, path: str) -> JSONResponse:
     """The answer to a request that met `error`. What nobody expected is logged and told as 500."""
     told = as_api_error(error)
-    return AsciiJsonResponse(error_body(told), told.status, told.headers)
+    return AsciiJsonResponse(error_body(told, path), told.status, told.headers)
 
 
-def error_body(error: Exception) -> dict[str, Any]:
-    """The same as the data of one event, for a stream that has begun."""
+def error_event(error: Exception, path: str) -> bytes:
+    """The same as one event, for a stream that has begun."""
+    # ASCII: a client may have sent half of a surrogate pair, and an error quotes it.
+    data = json.dumps(error_body(error, path), separators=(",", ":"))
+    name = "event: error\n" if is_messages(path) else ""
+    return f"{name}data: {data}\n\n".encode("ascii")
+
+
+def error_body(error: Exception, path: str) -> dict[str, Any]:
+    """What is told of `error`: in Anthropic's shape on its routes, in OpenAI's on all others."""
     told = as_api_error(error)
-    param = None if told.param is None else _shortened(told.param)
     message = _shortened(told.message)
+    if is_messages(path):
+        kind = _MESSAGES_TYPES.get(told.status, "api_error" if told.status >= 500 else INVALID_REQUEST)
+        return {"type": "error", "error": {"type": kind, "message": message}}
+    param = None if told.param is None else _shortened(told.param)
     return {"error": {"message": message, "type": told.type, "param": param, "code": told.code}}
+
+
+def is_messages(path: str) -> bool:
+    """Whether a route is one of Anthropic's API."""
+    return path == MESSAGES or path.startswith(MESSAGES + "/")
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from kakeya.errors import SessionNotFound, Unavailable
+from kakeya.http_server.errors import invalid
 from kakeya.http_server.text_sessions import TextSession, TextSessions
 from kakeya.serving.reader import EventReader, EventSource
 from kakeya.text.answer import AnswerText, Piece, TextToken
@@ -70,6 +71,34 @@ class Usage:
             **({"recalled": [asdict(each) for each in self.recalled]} if self.recalled else {}),
         }
 
+    def to_messages(self) -> dict[str, Any]:
+        """Anthropic's count: what came from the cache is no part of `input_tokens`."""
+        return {
+            "input_tokens": self.prompt_tokens - self.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": self.cached_tokens,
+            "output_tokens": self.completion_tokens,
+        }
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How an answer's tokens become the text that is shown.
+
+    Stop strings and stop tokens end it, and are part of it only with `shows_stop`. `special` spells special
+    tokens out, and an EOS that was ignored is one of them. `continues` are tokens whose text it continues.
+    With `tells_end` the token that ended it is among its tokens; it never has a text.
+    """
+
+    stop: Sequence[str] = ()
+    special: bool = False
+    shows_stop: bool = False
+    continues: Sequence[int] = ()
+    tells_end: bool = False
+
+
+PLAIN_READING = Reading()
+
 
 def logprob_of(token: TextToken) -> dict[str, Any]:
     """A token's log-probability, as chat completions and responses tell it."""
@@ -128,16 +157,18 @@ class Answer:
         session: TextSession,
         max_tokens: int,
         sampling: SamplingParams,
-        stop: Sequence[str] = (),
+        reading: Reading = PLAIN_READING,
         grammar: Grammar | None = None,
-        continues: Sequence[int] = (),
-        tells_end: bool = False,
         prediction: Sequence[int] = (),
     ) -> None:
-        """`continues` are tokens whose text the answer continues, `prediction` what it may say. With
-        `tells_end` the token that ends the answer is among its tokens. It never has a text. Raises
-        InvalidArgument for an empty stop string."""
+        """`prediction` is what the answer may say. Raises ApiError for an answer that must be longer than it
+        may be, and InvalidArgument for an empty stop string."""
+        if sampling.min_tokens > max_tokens:
+            raise invalid(
+                "min_tokens", f"min_tokens is {sampling.min_tokens}, but only {max_tokens} may be generated"
+            )
         self._state, self._runtime = sessions.state, sessions.runtime
+        self._closing = session.end_token_ids
         self._generate: Callable[[], EventSource] = partial(
             self._runtime.generate,
             session.session_id,
@@ -149,11 +180,13 @@ class Answer:
         )
         self._text = AnswerText(
             self._runtime.tokenizer,
-            session.end_token_ids,
-            stop,
-            continues=continues,
+            _hidden_ends(session, sampling, reading),
+            reading.stop,
+            continues=reading.continues,
             tells_tokens=sampling.logprobs,
-            tells_end=tells_end,
+            tells_end=reading.tells_end,
+            special=reading.special,
+            shows_stop=reading.shows_stop,
         )
         self._stream: EventSource | None = None
         self._is_closed = False
@@ -165,18 +198,29 @@ class Answer:
     def finish_reason(self) -> str:
         """`stop`, or `length` when it was cut at `max_tokens`. Known once it has ended."""
         assert self._done is not None, "the answer has not ended"
-        ended = self._done.stop_reason is StopReason.EOS or self.stopped_by_string
+        ended = self._done.stop_reason is StopReason.EOS or self._text.stopped
         return "stop" if ended else "length"
 
     @property
-    def stopped_by_string(self) -> bool:
-        """Whether a stop string ended it. The session's history then has more than the client was shown."""
-        return self._text.stopped
+    def stopped_by(self) -> str | None:
+        """The stop string that ended it, if one did."""
+        return self._text.stopped_by
+
+    @property
+    def shows_all(self) -> bool:
+        """Whether the client was shown what the session's history has. Behind a stop string the history has
+        more, and a stop token is hidden."""
+        return not self._text.stopped and (self.closed or not self._text.closed)
 
     @property
     def closed(self) -> bool:
-        """Whether the token that ends an answer is in the history. A constraint can end it without one."""
-        return self._text.closed
+        """Whether the token that closes an answer is in the history. A constraint can end it without one."""
+        return self._text.last_token_id in self._closing
+
+    @property
+    def token_counts(self) -> tuple[int, int]:
+        """Tokens of the prompt, and of the answer so far."""
+        return self._prompt_tokens, self._text.token_count
 
     @property
     def usage(self) -> Usage:
@@ -257,3 +301,9 @@ class Answer:
             self._failure = Unavailable("the server is shutting down and stopped this generate")
         else:
             self._failure = SessionNotFound("the session was closed while it was generating")
+
+
+def _hidden_ends(session: TextSession, sampling: SamplingParams, reading: Reading) -> frozenset[int]:
+    """The tokens that end the answer and have no text."""
+    closing = frozenset() if sampling.ignore_eos else session.end_token_ids
+    return closing if reading.shows_stop else closing.union(sampling.stop_token_ids)

@@ -1,7 +1,6 @@
 """What a request may take: bytes, time to arrive, time to be answered. And the net under every answer."""
 
 import asyncio
-import json
 import logging
 import secrets
 import time
@@ -12,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kakeya.config import HttpConfig
 from kakeya.errors import DeadlineExceeded
-from kakeya.http_server.errors import ApiError, error_body, error_response
+from kakeya.http_server.errors import ApiError, error_event, error_response, is_messages
 from kakeya.http_server.streaming import EVENT_STREAM
 
 log = logging.getLogger(__name__)
@@ -88,7 +87,7 @@ class Guard:
         self._seconds = config.request_timeout_s or None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer, began = _Answer(send), time.monotonic()
+        answer, began = _Answer(send, scope["path"]), time.monotonic()
         timeout = asyncio.timeout(self._seconds)
         try:
             async with timeout:
@@ -109,8 +108,9 @@ class Guard:
 class _Answer:
     """What has been sent of an answer."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, path: str) -> None:
         self._send = send
+        self._path = path
         self.id = f"req_{secrets.token_hex(16)}"
         self._is_event_stream = False
         self.status = 0
@@ -122,6 +122,8 @@ class _Answer:
             headers = MutableHeaders(scope=message)
             self._is_event_stream = headers.get("content-type", "").startswith(EVENT_STREAM)
             headers["x-request-id"] = self.id
+            if is_messages(self._path):  # where Anthropic's clients look for it
+                headers["request-id"] = self.id
         elif not message.get("more_body", False):
             self.is_complete = True
         await self._send(message)
@@ -130,9 +132,8 @@ class _Answer:
         """Tell the error as an event. Raises it where that cannot be: the connection then breaks."""
         if not self._is_event_stream:
             raise error
-        # ASCII: a client may have sent half of a surrogate pair, and an error quotes it.
-        event = f"data: {json.dumps(error_body(error))}\n\n"
-        await self.send({"type": "http.response.body", "body": event.encode(), "more_body": False})
+        event = error_event(error, self._path)
+        await self.send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 async def _fail(error: Exception, answer: _Answer, scope: Scope, receive: Receive) -> None:
@@ -143,7 +144,7 @@ async def _fail(error: Exception, answer: _Answer, scope: Scope, receive: Receiv
     try:
         async with asyncio.timeout(_LAST_WORDS_S):
             if not answer.status:
-                await error_response(error)(scope, receive, answer.send)
+                await error_response(error, scope["path"])(scope, receive, answer.send)
             # Starlette wraps an error that has a handler and comes too late for it.
             elif isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
                 await answer.end_with(error.__cause__)

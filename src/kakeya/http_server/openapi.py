@@ -5,6 +5,8 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from kakeya.http_server.security import is_owned
+
 
 class ErrorDetails(BaseModel):
     """What went wrong."""
@@ -31,8 +33,11 @@ def document(app: FastAPI, needs_key: bool) -> dict[str, Any]:
     """The document, with the key that routes need."""
     described = app.openapi()
     if needs_key:
-        described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        described["components"]["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
         for path, operations in described["paths"].items():
-            for operation in operations.values() if path.startswith("/v1/") else ():
-                operation["security"] = [{"key": []}]
+            for operation in operations.values() if is_owned(path) else ():
+                operation["security"] = [{"key": []}, {"x-api-key": []}]
     return described

@@ -69,7 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str, kind: str, code: str) -> None:
         """Say why, and close."""
-        body = json.dumps(error_body(ApiError(status, message, type=kind, code=code))).encode()
+        body = json.dumps(error_body(ApiError(status, message, type=kind, code=code), path="")).encode()
         head = f"content-type: application/json\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
         self.transport.write(STATUS_LINE[status] + head.encode() + body)
         self.transport.close()

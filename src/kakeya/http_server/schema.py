@@ -18,12 +18,16 @@ from pydantic import (
 )
 
 from kakeya.http_server.errors import ApiError, invalid
+from kakeya.text.chat_template import OWN_VARIABLES
+from kakeya.text.prompting import Message
+from kakeya.text.turns import End
 from kakeya.types import SamplingParams
 
 if TYPE_CHECKING:
     from kakeya.runtime import Runtime
 
 MOST_STOPS = 4
+MOST_STOP_TOKENS = 128
 MOST_TOP_LOGPROBS = 20
 MOST_TOOLS = 128
 MOST_TOKENS = 2**31 - 1
@@ -112,6 +116,9 @@ LogitBias = Annotated[
     ),
 ]
 MaxTokens = Annotated[int | None, Field(ge=1, le=MOST_TOKENS)]
+_StopTokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, le=MOST_TOKENS)]], Field(max_length=MOST_STOP_TOKENS)
+]
 
 
 def _checked_metadata(pairs: dict[str, str] | None) -> dict[str, str]:
@@ -144,7 +151,8 @@ Arguments = Annotated[str, AfterValidator(_checked_arguments)]
 
 
 class SamplingFields(Strict):
-    """How tokens are chosen: OpenAI's fields and their defaults, and four of our own.
+    """How tokens are chosen and what ends them: OpenAI's fields and their defaults, and those of servers for
+    open models.
 
     Penalties look at all that the session remembers, the prompt included.
     """
@@ -158,6 +166,9 @@ class SamplingFields(Strict):
     top_k: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
     min_p: Annotated[FiniteFloat | None, Field(ge=0, le=1)] = None
     repetition_penalty: Annotated[FiniteFloat | None, Field(ge=0.01, le=100)] = None
+    min_tokens: Annotated[int | None, Field(ge=0, le=MOST_TOKENS)] = None
+    ignore_eos: bool | None = None
+    stop_token_ids: _StopTokenIds | None = None
 
     @property
     @abstractmethod
@@ -186,23 +197,38 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
-class RequestFields(SamplingFields):
-    """What every request for an answer may have besides."""
+class AnswerFields(SamplingFields):
+    """What every request for an answer may have besides, whoever's API it is."""
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
-    """Who is behind the request; nothing depends on it."""
 
     def check(self, runtime: "Runtime") -> None:
         """Raises ApiError, naming the field, for what contradicts the model or other fields."""
         if self.model is not None:
             check_model(self.model, runtime)
         last = runtime.model_config.vocab_size - 1
-        for token_id in self.logit_bias:
-            if token_id > last:
-                raise invalid("logit_bias", f"logit_bias: {token_id} is not a token id; 0 to {last} are")
+        named = {"logit_bias": self.logit_bias, "stop_token_ids": self.stop_token_ids or ()}
+        for field, token_ids in named.items():
+            for token_id in token_ids:
+                if token_id > last:
+                    raise invalid(field, f"{field}: {token_id} is not a token id; 0 to {last} are")
+
+
+class RequestFields(AnswerFields):
+    """What every request of OpenAI's APIs may have. Nothing depends on most of it.
+
+    How long a prompt should stay cached is no promise that a bounded memory can make, and sessions are held
+    anyway.
+    """
+
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    """Who is behind the request; nothing depends on it."""
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+
+    def check(self, runtime: "Runtime") -> None:
+        super().check(runtime)
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "stream_options needs stream to be true")
 
@@ -231,3 +257,31 @@ class JsonSchemaFormat(Strict):
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     description: str | None = None
     strict: bool | None = None
+
+
+# How long to think, and how much to say. Models are not told of either.
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
+
+
+def checked_variables(variables: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a chat template is told besides. Raises ValueError for a name that is not the caller's to set."""
+    for name in variables or ():
+        if name in OWN_VARIABLES:
+            raise ValueError(f"{name!r} is not yours to set: the server gives it to the template")
+    return variables
+
+
+TemplateVariables = Annotated[dict[str, Any] | None, AfterValidator(checked_variables)]
+
+
+def conversation_end(*, opens_answer: bool | None, continues_last: bool | None, last: Message) -> End:
+    """Where a conversation ends. Raises ApiError, naming the field, where that cannot be."""
+    if not continues_last:
+        return End.MESSAGE if opens_answer is False else End.ANSWER
+    field = "continue_final_message"
+    if opens_answer:
+        raise invalid(field, f"{field} and add_generation_prompt exclude each other")
+    if last.role != "assistant" or last.tool_calls:
+        raise invalid(field, f"{field} needs a last message that is the assistant's, without calls")
+    return End.WITHIN

@@ -1,5 +1,6 @@
 """Who may call: the key of a request, and pages in a browser that have no business here."""
 
+from collections.abc import Sequence
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -12,7 +13,12 @@ from kakeya.http_server.errors import ApiError
 from kakeya.http_server.state import HttpState
 
 # What belongs to somebody: callers need a key, where the server has keys.
-_OWNED = ("/v1", "/console/sessions")
+_OWNED = ("/v1", "/console/sessions", "/tokenize", "/detokenize")
+
+
+def is_owned(path: str) -> bool:
+    """Whether a route belongs to somebody, so that callers need a key."""
+    return any(path == owned or path.startswith(owned + "/") for owned in _OWNED)
 
 
 async def owner_of(request: Request) -> str:
@@ -38,8 +44,8 @@ class Doorkeeper:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        if any(scope["path"] == path or scope["path"].startswith(path + "/") for path in _OWNED):
-            scope.setdefault("state", {})["owner"] = self._state.keys.owner_of(headers.items())
+        if is_owned(scope["path"]):
+            scope.setdefault("state", {})["owner"] = self._state.keys.owner_of(_credentials(headers))
         self._check_page(headers)
         await self._app(scope, receive, send)
 
@@ -56,6 +62,14 @@ class Doorkeeper:
         if origin is not None and not is_allowed and urlsplit(origin).netloc != host:
             message = f"pages from {origin!r} may not call this server"
             raise ApiError(403, message, code="origin_not_allowed")
+
+
+def _credentials(headers: Headers) -> Sequence[tuple[str, str]]:
+    """The headers, with the key where it is looked for: clients of Anthropic's API send it as `x-api-key`."""
+    key = headers.get("x-api-key")
+    if key is None or "authorization" in headers:
+        return headers.items()
+    return [("authorization", f"Bearer {key}")]
 
 
 def _is_local_name(host: str) -> bool:

@@ -8,6 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
+import kakeya
 from kakeya.http_server.errors import ApiError
 from kakeya.http_server.openapi import document
 from kakeya.http_server.schema import check_model
@@ -22,7 +23,13 @@ router = APIRouter(tags=["service"])
 class Health(BaseModel):
     """One word on how the server is."""
 
-    status: Literal["alive", "ready"]
+    status: Literal["alive", "ready", "ok"]
+
+
+class Version(BaseModel):
+    """What this server is."""
+
+    version: str
 
 
 class Model(BaseModel):
@@ -61,6 +68,21 @@ async def healthz(state: State) -> Health:
 async def readyz(state: State) -> Health:
     state.require_ready()
     return Health(status="ready")
+
+
+@router.head("/health", include_in_schema=False)
+@router.head("/ping", include_in_schema=False)
+@router.post("/ping", include_in_schema=False)
+@router.get("/ping", summary="The same as /health, for clients that ask there")
+@router.get("/health", summary="The same as /readyz, for clients of vLLM and llama.cpp")
+async def health(state: State) -> Health:
+    state.require_ready()
+    return Health(status="ok")
+
+
+@router.get("/version", summary="The server's version")
+async def version() -> Version:
+    return Version(version=kakeya.__version__)
 
 
 @router.get("/metrics", summary="Prometheus metrics", response_class=Response)

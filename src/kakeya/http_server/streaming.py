@@ -22,6 +22,11 @@ def sse(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
+def named_sse(name: str, data: dict[str, Any]) -> bytes:
+    """One event with a name. ASCII, because a client may have sent half of a surrogate pair."""
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode("ascii")
+
+
 async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
     """The work's answer. When the client goes first, the work is cancelled and ClientDisconnect raised.
 

@@ -12,7 +12,7 @@ from kakeya.errors import KakeyaError, ResourceExhausted
 from kakeya.http_server.state import HttpState
 from kakeya.text.grammar import GrammarCompiler
 from kakeya.text.prompting import Message, Prompter, Tool, written_tools
-from kakeya.text.turns import pinned_tokens
+from kakeya.text.turns import End, pinned_tokens
 from kakeya.types import TokenEvent
 
 if TYPE_CHECKING:  # torch takes a second to import, and the server listens before that
@@ -30,7 +30,7 @@ class TextSession:
 
     `messages` is all that the session's history stands for; after an answer the last is the assistant's.
     `closed` says whether the token that ended the answer is in the history. `tools` is their JSON, empty for
-    none. `end_token_ids` end an answer.
+    none, and `variables` what the template is told besides. `end_token_ids` end an answer.
     """
 
     owner: str
@@ -40,6 +40,7 @@ class TextSession:
     tools: str = ""
     session_id: str = ""
     history_length: int = 0
+    variables: str = ""
 
     def record(self, message: Message, answer: "Answer") -> None:
         """The answer has ended, and this is what it said."""
@@ -75,11 +76,18 @@ class TextSessions:
         return GrammarCompiler(self.runtime.tokenizer, self.prompter.end_token_ids, vocabulary)
 
     async def start(
-        self, owner: str, messages: Sequence[Message], tools: Sequence[Tool] = (), label: str = ""
+        self,
+        owner: str,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        label: str = "",
+        variables: str = "",
+        end: End = End.ANSWER,
     ) -> TextSession:
         """A new session with the whole prompt in its history, the system message and the tools pinned, up
         to half the slab. It recalls what left its window, where the server does. Leaves no session behind if
-        anything fails.
+        anything fails. Where its end is within the last message, that message is the beginning of the answer
+        and none of the session's messages.
 
         Raises InvalidArgument when the template refuses, ResourceExhausted when there is no slab.
         """
@@ -87,10 +95,12 @@ class TextSessions:
 
         def start() -> TextSession:
             prompter, cache = self.prompter, self.runtime.config.cache
-            token_ids = prompter.whole(messages, written)
-            opening = prompter.opening_tokens(messages, written)
+            token_ids = prompter.whole(messages, written, variables, end)
+            opening = prompter.opening_tokens(messages, written, variables)
             pinned = pinned_tokens(opening, cache.sink, cache.window)
-            session = TextSession(owner, prompter.end_token_ids, tuple(messages), tools=written)
+            held = tuple(messages[:-1] if end is End.WITHIN else messages)
+            ends = prompter.end_token_ids
+            session = TextSession(owner, ends, held, tools=written, variables=variables)
             return self._fill(session, token_ids, pinned, label, cache.recall)
 
         return await self._open(owner, start)
@@ -111,7 +121,7 @@ class TextSessions:
 
         def extend() -> int | None:
             added = self.prompter.after_answer(
-                session.messages, new_messages, session.tools, closed=session.closed
+                session.messages, new_messages, session.tools, session.variables, closed=session.closed
             )
             if added is None:
                 return None

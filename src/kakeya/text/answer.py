@@ -65,10 +65,11 @@ class AnswerText:
         tells_tokens: bool = False,
         tells_end: bool = False,
         special: bool = False,
+        shows_stop: bool = False,
     ) -> None:
         """`end_token_ids` end an answer. They have no text, and pieces have them as tokens only with
         `tells_end`. `continues` are the tokens before an answer that continues a text. With `special` the
-        text spells special tokens out.
+        text spells special tokens out, with `shows_stop` it ends with the stop string that ended it.
 
         Raises InvalidArgument for a stop string that is empty.
         """
@@ -77,7 +78,7 @@ class AnswerText:
         self._tells_tokens = tells_tokens
         self._tells_end = tells_end
         self._detokenizer = Detokenizer(tokenizer, special=special)
-        self._stops = StopStrings(stop)
+        self._stops = StopStrings(stop, shows_match=shows_stop)
         self._made = 0  # characters that went into the stop filter
         self._shown = 0  # and came out
         self._waiting: deque[_Waiting] = deque()
@@ -85,10 +86,16 @@ class AnswerText:
         self._taken: list[str] = []
         self._finished = False
         self.token_count = 0
+        self.last_token_id: int | None = None
         self.closed = False
         """Whether the last token was one that ends an answer: the history then holds it."""
         for token_id in continues:
             self._detokenizer.feed(token_id)
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that has come, if one has."""
+        return self._stops.matched
 
     @property
     def stopped(self) -> bool:
@@ -105,6 +112,7 @@ class AnswerText:
         if self.stopped:
             return
         self.token_count += 1
+        self.last_token_id = event.token_id
         self.closed = event.token_id in self._end_token_ids
         if not self.closed or self._tells_end:
             self._read(event)

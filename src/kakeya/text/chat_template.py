@@ -12,6 +12,11 @@ from kakeya.errors import InvalidArgument
 if TYPE_CHECKING:
     import jinja2
 
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+OWN_VARIABLES = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", *_SPECIAL_TOKENS)
+)
+"""Names that a template is given or that are ours to decide: no caller may set them."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -37,17 +42,22 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Write the conversation. Bad messages, and whatever the template raises, become InvalidArgument."""
+        """Write the conversation. `variables` are further names that the template may look at.
+
+        Bad messages, and whatever the template raises, become InvalidArgument.
+        """
         conversation = _checked(messages)
+        own = {
+            "messages": conversation,
+            "add_generation_prompt": add_generation_prompt,
+            "tools": [dict(tool) for tool in tools] or None,
+            "documents": None,
+            **self._special_tokens,
+        }
         try:
-            return self._compiled.render(
-                messages=conversation,
-                add_generation_prompt=add_generation_prompt,
-                tools=[dict(tool) for tool in tools] or None,
-                documents=None,
-                **self._special_tokens,
-            )
+            return self._compiled.render({**(variables or {}), **own})
         except InvalidArgument:
             raise
         except Exception as error:  # a template is foreign code and may raise anything

@@ -11,7 +11,7 @@ from typing import Any
 
 from kakeya.text.tokenizer import Tokenizer
 from kakeya.text.tool_calls import write_tool_call
-from kakeya.text.turns import TemplateMessage, Turns, opening_of
+from kakeya.text.turns import End, TemplateMessage, Turns, opening_of
 
 Tool = Mapping[str, Any]
 
@@ -60,6 +60,11 @@ class Message:
         return json.dumps([self.role, self.content, calls, self.tool_call_id])
 
 
+def written_variables(variables: Mapping[str, Any] | None) -> str:
+    """What a template is told besides as one string, to compare it by; empty for nothing."""
+    return json.dumps(dict(variables), sort_keys=True) if variables else ""
+
+
 def written_tools(tools: Sequence[Tool]) -> str:
     """The tools as one string, which tells whether they are the same; empty for none."""
     return json.dumps(list(tools)) if tools else ""
@@ -69,8 +74,8 @@ class Prompter:
     """Writes conversations for one model. It does not change once built, so threads may share it.
 
     Tools are given to a template that knows them; for others they are described in the system message, and
-    what tools answered is written as the user's. Raises InvalidArgument when there is no template or when it
-    refuses.
+    what tools answered is written as the user's. `variables` is what `written_variables` gives: what the
+    template is told besides. Raises InvalidArgument when there is no template or when it refuses.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Iterable[int]) -> None:
@@ -82,21 +87,30 @@ class Prompter:
         """The model's own, and the token with which its template closes an answer."""
         return self._turns.end_token_ids
 
-    def whole(self, messages: Sequence[Message], tools: str) -> list[int]:
-        """The ids of the whole conversation, up to where the next answer begins."""
-        return self._turns.whole(self._written(messages, tools), self._passed(tools))
+    def whole(
+        self, messages: Sequence[Message], tools: str, variables: str = "", end: End = End.ANSWER
+    ) -> list[int]:
+        """The ids of the whole conversation, up to where the next answer begins, or to another end."""
+        written = self._written(messages, tools)
+        return self._turns.whole(written, self._passed(tools), _read(variables), end)
 
-    def opening_tokens(self, messages: Sequence[Message], tools: str) -> int:
+    def opening_tokens(self, messages: Sequence[Message], tools: str, variables: str = "") -> int:
         """How many ids come before the conversation itself: the system message and the tools."""
         opening = opening_of(self._written(messages, tools))
-        return self._turns.opening_tokens(opening, self._passed(tools))
+        return self._turns.opening_tokens(opening, self._passed(tools), _read(variables))
 
     def after_answer(
-        self, messages: Sequence[Message], new: Sequence[Message], tools: str, *, closed: bool
+        self,
+        messages: Sequence[Message],
+        new: Sequence[Message],
+        tools: str,
+        variables: str = "",
+        *,
+        closed: bool,
     ) -> list[int] | None:
         """What `new` adds behind the answer that ends `messages`; None if the whole must be written anew."""
-        asked = self._written(messages[:-1], tools)
-        return self._turns.after_answer(asked, self._later(new), self._passed(tools), closed=closed)
+        asked, passed = self._written(messages[:-1], tools), self._passed(tools)
+        return self._turns.after_answer(asked, self._later(new), passed, _read(variables), closed=closed)
 
     def _passed(self, tools: str) -> list[Tool]:
         return json.loads(tools) if tools and self._knows_tools else []
@@ -122,6 +136,11 @@ class Prompter:
             else:
                 written += [_plain(message) for message in group]
         return written
+
+
+def _read(variables: str) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(variables) if variables else {}
+    return read
 
 
 def _describe_tools(system: str, tools: Sequence[Tool]) -> str:

@@ -12,11 +12,13 @@ class StopStrings:
     counts. How the text was cut into pieces makes no difference.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        """Raises InvalidArgument unless `stops` is a list of strings, none of them empty."""
+    def __init__(self, stops: Sequence[str], *, shows_match: bool = False) -> None:
+        """With `shows_match` the stop string itself is shown as well. Raises InvalidArgument unless `stops`
+        is a list of strings, none of them empty."""
         if isinstance(stops, str) or "" in stops:
             raise InvalidArgument(f"stop must be a list of strings that are not empty, got {stops!r}")
         self._stops = tuple(stops)
+        self._shows_match = shows_match
         self._held = ""
         self._matched: str | None = None
 
@@ -32,9 +34,9 @@ class StopStrings:
         text = self._held + piece
         hits = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if hits:
-            _, start, self._matched = min(hits)
+            end, start, self._matched = min(hits)
             self._held = ""
-            return text[:start]
+            return text[: end if self._shows_match else start]
         safe = len(text) - begun(self._stops, text)
         self._held = text[safe:]
         return text[:safe]

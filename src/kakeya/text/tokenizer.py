@@ -127,13 +127,17 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The conversation as the model's chat template writes it, with the tools if it knows how.
 
-        With `add_generation_prompt` it ends where the assistant's answer begins. Raises InvalidArgument
-        for bad messages, a template that refuses them, or a model without a template.
+        With `add_generation_prompt` it ends where the assistant's answer begins. `variables` are further
+        names that the template may look at. Raises InvalidArgument for bad messages, a template that refuses
+        them, or a model without a template.
         """
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        return self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+        )
 
     def chat_ids(
         self,
@@ -141,11 +145,13 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The ids of `render_chat`. The template itself writes the beginning-of-text token it wants."""
-        return self.encode(
-            self.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        text = self.render_chat(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
+        return self.encode(text)
 
     @cached_property
     def _plain_encoder(self) -> tokenizers.Tokenizer:

@@ -7,6 +7,8 @@ stays in the history even where a template would drop part of it, such as its th
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 from kakeya.errors import InvalidArgument
@@ -14,9 +16,24 @@ from kakeya.text.tokenizer import Tokenizer
 
 TemplateMessage = Mapping[str, Any]
 TemplateTools = Sequence[Mapping[str, Any]]
+Variables = Mapping[str, Any] | None
+"""Further names that a template may look at."""
 
 _STAND_IN = {"role": "assistant", "content": "A"}
+_CUT = "\u2060\u2702\u2060"
+"""Stands where a message that is to go on ends; no conversation holds it."""
 _PROBES = ({"role": "user", "content": "Hello"}, {"role": "user", "content": "1"})
+
+
+class End(Enum):
+    """Where a written conversation ends."""
+
+    ANSWER = auto()
+    """Where the next answer begins."""
+    MESSAGE = auto()
+    """Behind the last message; the template does not open an answer."""
+    WITHIN = auto()
+    """In the last message, which is the answer's beginning."""
 
 
 def opening_of(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
@@ -62,15 +79,37 @@ class Turns:
         self._tokenizer = tokenizer
         self.end_token_ids = frozenset(eos_token_ids) | self._closing_token(opening)
 
-    def whole(self, messages: Sequence[TemplateMessage], tools: TemplateTools = ()) -> list[int]:
-        """The whole conversation, up to where the next answer begins."""
-        return self._tokenizer.chat_ids(messages, tools=tools)
+    def whole(
+        self,
+        messages: Sequence[TemplateMessage],
+        tools: TemplateTools = (),
+        variables: Variables = None,
+        end: End = End.ANSWER,
+    ) -> list[int]:
+        """The whole conversation, up to its `end`."""
+        if end is not End.WITHIN:
+            opens = end is End.ANSWER
+            return self._tokenizer.chat_ids(
+                messages, add_generation_prompt=opens, tools=tools, variables=variables
+            )
+        *before, last = messages
+        marked = [*before, {**last, "content": last["content"] + _CUT}]
+        text = self._tokenizer.render_chat(
+            marked, add_generation_prompt=False, tools=tools, variables=variables
+        )
+        kept, cut, _ = text.rpartition(_CUT)
+        if not cut:
+            raise InvalidArgument(
+                "the chat template does not write the last message as it is: it cannot go on"
+            )
+        return self._tokenizer.encode(kept)
 
     def after_answer(
         self,
         messages: Sequence[TemplateMessage],
         new: Sequence[TemplateMessage],
         tools: TemplateTools = (),
+        variables: Variables = None,
         *,
         closed: bool,
     ) -> list[int] | None:
@@ -79,23 +118,31 @@ class Turns:
         `closed`: so is the token that ended it. None when the template writes what came before differently
         once something follows: then nothing can be appended, and the whole conversation must be written anew.
         """
-        added = self._ids_after_answer(_last_exchange(messages), new, tools)
+        added = self._ids_after_answer(_last_exchange(messages), new, tools, variables)
         if added and closed and added[0] in self.end_token_ids:
             return added[1:]
         return added
 
-    def opening_tokens(self, opening: Sequence[TemplateMessage], tools: TemplateTools = ()) -> int:
+    def opening_tokens(
+        self, opening: Sequence[TemplateMessage], tools: TemplateTools = (), variables: Variables = None
+    ) -> int:
         """How many ids come before the first word of the first user message: the system message,
         written or implied by the template, the tools, and what the template puts around them."""
-        one, other = (self._tokenizer.chat_ids([*opening, probe], tools=tools) for probe in _PROBES)
+        chat_ids = partial(self._tokenizer.chat_ids, tools=tools, variables=variables)
+        one, other = (chat_ids([*opening, probe]) for probe in _PROBES)
         return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
 
     def _ids_after_answer(
-        self, asked: Sequence[TemplateMessage], new: Sequence[TemplateMessage], tools: TemplateTools
+        self,
+        asked: Sequence[TemplateMessage],
+        new: Sequence[TemplateMessage],
+        tools: TemplateTools = (),
+        variables: Variables = None,
     ) -> list[int] | None:
+        render = partial(self._tokenizer.render_chat, tools=tools, variables=variables)
         try:
-            before = self._tokenizer.render_chat(asked, tools=tools) + _STAND_IN["content"]
-            after = self._tokenizer.render_chat([*asked, _STAND_IN, *new], tools=tools)
+            before = render(asked) + _STAND_IN["content"]
+            after = render([*asked, _STAND_IN, *new])
         except InvalidArgument:
             # Part of a conversation may be refused where the whole is not; the whole will tell.
             return None
@@ -105,7 +152,7 @@ class Turns:
     def _closing_token(self, opening: Sequence[TemplateMessage]) -> frozenset[int]:
         asked, follows = _PROBES
         self._tokenizer.render_chat([*opening, asked])  # a template that refuses this much is of no use
-        added = self._ids_after_answer([*opening, asked], [follows], ())
+        added = self._ids_after_answer([*opening, asked], [follows])
         return frozenset(token for token in (added or [])[:1] if self._tokenizer.is_special(token))
 
 

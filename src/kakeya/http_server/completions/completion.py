@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kakeya.http_server.completions.schema import CompletionFields
-from kakeya.http_server.errors import error_body
+from kakeya.http_server.errors import error_event
 from kakeya.http_server.generation import Answer, Usage
 from kakeya.http_server.streaming import STREAM_END, merged, sse
 from kakeya.http_server.text_sessions import TextSession, TextSessions
@@ -18,11 +18,21 @@ from kakeya.text.prompting import ToolCall
 
 
 @dataclass(frozen=True)
+class CallDelta:
+    """What is new of the `index`th call: its head, which has the id and the name, or arguments."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True)
 class Delta:
     """What is new of a choice: text or part of a call, the tokens behind it, or that it has ended."""
 
     text: str = ""
-    call: dict[str, Any] | None = None
+    call: CallDelta | None = None
     tokens: tuple[TextToken, ...] = ()
     finish_reason: str | None = None
 
@@ -58,6 +68,12 @@ class Choice(ABC):
     def usage(self) -> Usage:
         """What it took. Known once it has ended."""
         return Usage(self._prompt_tokens) if self._answer is None else self._answer.usage
+
+    @property
+    def token_counts(self) -> dict[str, int]:
+        """What was read and said so far."""
+        prompt, said = (self._prompt_tokens, 0) if self._answer is None else self._answer.token_counts
+        return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
 
     @abstractmethod
     def deltas(self) -> AsyncGenerator[Delta, None]:
@@ -121,10 +137,11 @@ class Completion(ABC):
             usage = self._event([], self._usage()) if self._request.includes_usage else b""
             yield usage + STREAM_END
         except Exception as error:
-            yield sse(error_body(error))
+            yield error_event(error, "")
 
     def _chunk(self, index: int, told: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        return self._event([{"index": index, **told, "finish_reason": finish_reason}])
+        counts = self._choices[index].token_counts if self._request.counts_continuously else None
+        return self._event([{"index": index, **told, "finish_reason": finish_reason}], counts)
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
         chunk = {**self._head, "object": self.chunk_object, "choices": choices}

@@ -51,12 +51,16 @@ class HeldConversations:
     def __len__(self) -> int:
         return len(self._held)
 
-    def claim(self, owner: str, messages: Sequence[Message], tools: str) -> TextSession | None:
+    def claim(
+        self, owner: str, messages: Sequence[Message], tools: str, variables: str = ""
+    ) -> TextSession | None:
         """The longest, and of those the newest, of the owner's sessions that `messages` continue. It is the
         caller's alone. What comes after `len(session.messages)` is new: at least one message."""
         if not self._held:
             return None
-        lengths = {digest: length for length, digest in enumerate(_digests(messages[:-1], tools), 1)}
+        lengths = {
+            digest: length for length, digest in enumerate(_digests(messages[:-1], tools + variables), 1)
+        }
         fitting = [held for held in self._held if held.session.owner == owner and held.digest in lengths]
         longest = max(reversed(fitting), key=lambda held: lengths[held.digest], default=None)
         if longest is None:
@@ -123,7 +127,7 @@ class HeldConversations:
 
     def _add(self, session: TextSession, seconds: float) -> None:
         loop = asyncio.get_running_loop()
-        *_, digest = _digests(session.messages, session.tools)
+        *_, digest = _digests(session.messages, session.tools + session.variables)
         self._held.append(_Held(session, digest, loop.time() + seconds))
         self._watch(loop)
 
@@ -151,7 +155,12 @@ class HeldConversations:
 def _document(session: TextSession, used_at: float) -> Document:
     """A held conversation as it is stored, under the name of its session."""
     messages = [message_fields(message) for message in session.messages]
-    contents = {"messages": messages, "tools": session.tools, "closed": session.closed}
+    contents = {
+        "messages": messages,
+        "tools": session.tools,
+        "variables": session.variables,
+        "closed": session.closed,
+    }
     state = {"length": session.history_length}
     return Document(_CHAT, session.session_id, session.owner, contents, state, used_at)
 
@@ -167,6 +176,7 @@ def _read(document: Document, sessions: TextSessions) -> TextSession:
         contents["tools"],
         document.name,
         document.state["length"],
+        contents["variables"],
     )
 
 
@@ -174,9 +184,10 @@ def _nothing(whole: bool) -> None:
     """Of a conversation that is not held any more."""
 
 
-def _digests(messages: Sequence[Message], tools: str) -> Iterator[bytes]:
-    """The digests of the first message, of the first two, and so on."""
-    digest = hashlib.sha256(tools.encode())
+def _digests(messages: Sequence[Message], settings: str) -> Iterator[bytes]:
+    """The digests of the first message, of the first two, and so on. `settings` are the tools, a JSON list,
+    and the template's variables, a JSON object."""
+    digest = hashlib.sha256(settings.encode())
     for message in messages:
         # Each is as long as it says, so that no two lists of messages are the same bytes.
         identity = message.identity().encode()

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from kakeya.http_server.completions.asked import Asked
 from kakeya.http_server.errors import invalid
+from kakeya.http_server.generation import Reading
 from kakeya.http_server.schema import (
     MOST_TOKENS,
     MOST_TOOLS,
@@ -16,14 +18,18 @@ from kakeya.http_server.schema import (
     MaxTokens,
     Metadata,
     Name,
+    ReasoningEffort,
     RequestFields,
     Stops,
     StreamOptions,
     Strict,
+    TemplateVariables,
+    Verbosity,
+    conversation_end,
     of_type,
     refuses,
 )
-from kakeya.http_server.tools import JsonFormat, ToolChoice, choose_tools
+from kakeya.http_server.tools import JsonFormat, ToolChoice, choose_tools, function_tool
 from kakeya.text.prompting import Message, ToolCall
 
 if TYPE_CHECKING:
@@ -38,6 +44,8 @@ class CompletionStreamOptions(StreamOptions, title="StreamOptions"):
     """What a stream tells besides the answer."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """With `include_usage`: every chunk counts the tokens so far."""
 
 
 class CompletionFields(RequestFields):
@@ -47,6 +55,17 @@ class CompletionFields(RequestFields):
     n: Annotated[int | None, Field(ge=1, le=MOST_CHOICES)] = None
     stop: Stops = Field(default_factory=list)
     stream_options: CompletionStreamOptions | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+
+    @property
+    def reading(self) -> Reading:
+        """How the answer's tokens become text."""
+        return Reading(
+            self.stop,
+            special=self.skip_special_tokens is False,
+            shows_stop=bool(self.include_stop_str_in_output),
+        )
 
     @property
     def choice_count(self) -> int:
@@ -55,6 +74,12 @@ class CompletionFields(RequestFields):
     @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def counts_continuously(self) -> bool:
+        return self.includes_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
 
     def check(self, runtime: "Runtime") -> None:
         super().check(runtime)
@@ -205,10 +230,7 @@ def _text_only(modalities: list[str] | None) -> list[str] | None:
     return modalities
 
 
-@refuses(
-    "audio function_call functions moderation prompt_cache_options prompt_cache_retention "
-    "reasoning_effort verbosity web_search_options"
-)
+@refuses("audio function_call functions moderation prompt_cache_options web_search_options")
 class ChatRequest(CompletionFields):
     """The body of POST /v1/chat/completions."""
 
@@ -228,6 +250,32 @@ class ChatRequest(CompletionFields):
     store: Literal[False] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    verbosity: Verbosity | None = None
+    chat_template_kwargs: TemplateVariables = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def asked(self) -> Asked:
+        """What is to be answered. Raises ApiError, naming the field, for what does not fit together."""
+        messages, choice = [message.to_message() for message in self.messages], self.choose_tools()
+        return Asked(
+            messages,
+            self.samplings(self.choice_count),
+            self.most_tokens,
+            # The model hears of no tools if it must not call any.
+            [function_tool(tool.function.model_dump()) for tool in self.tools or () if choice.names],
+            choice,
+            self.json_format,
+            self.chat_template_kwargs,
+            conversation_end(
+                opens_answer=self.add_generation_prompt,
+                continues_last=self.continue_final_message,
+                last=messages[-1],
+            ),
+            self.reading,
+            (self.prediction and self.prediction.content) or "",
+        )
 
     @property
     def most_tokens(self) -> int | None:

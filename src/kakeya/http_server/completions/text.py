@@ -98,10 +98,8 @@ class TextChoice(Choice):
             self._echo = await self._prompt.echo(sessions, self._owner, request.logprobs)
         if request.most_tokens:
             self._session = await sessions.start_tokens(self._owner, ids, _LABEL)
-            most, stop = request.most_tokens, request.stop
-            self._answer = Answer(
-                sessions, self._session, most, self._sampling, stop, continues=ids, tells_end=True
-            )
+            reading = replace(request.reading, continues=ids, tells_end=True)
+            self._answer = Answer(sessions, self._session, request.most_tokens, self._sampling, reading)
             await self._answer.begin()
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:

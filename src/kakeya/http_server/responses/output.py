@@ -1,6 +1,5 @@
 """A response as the Responses API tells it: its body, its output items, and the events that build them up."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -9,6 +8,7 @@ from kakeya.http_server.errors import ApiError
 from kakeya.http_server.generation import Part, PartReader, Usage, logprob_of
 from kakeya.http_server.responses.items import Item, new_id, output_text
 from kakeya.http_server.responses.plan import Plan
+from kakeya.http_server.streaming import named_sse
 from kakeya.text.answer import Piece, TextToken
 from kakeya.text.prompting import Message, ToolCall
 from kakeya.text.tool_calls import ArgumentsPiece, CallBegin, TextPiece
@@ -45,7 +45,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
     wanted = {"type": "text"} if request.text is None else request.text.format.model_dump(by_alias=True)
     return {
         "max_output_tokens": request.max_output_tokens,
-        "max_tool_calls": None,
+        "max_tool_calls": request.max_tool_calls,
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "prompt_cache_key": request.prompt_cache_key,
@@ -85,12 +85,8 @@ def failed(body: dict[str, Any], output: list[Item], error: ApiError) -> dict[st
 
 def write_events(events: Iterable[Event], numbers: Iterator[int]) -> bytes:
     """The events as they go over the wire, in one piece, each with the next number."""
-    written = []
-    for event in events:
-        # ASCII, because a client may have sent half of a surrogate pair and gets it back.
-        data = json.dumps({**event, "sequence_number": next(numbers)}, separators=(",", ":"))
-        written.append(f"event: {event['type']}\ndata: {data}\n\n".encode("ascii"))
-    return b"".join(written)
+    numbered = ({**event, "sequence_number": next(numbers)} for event in events)
+    return b"".join(named_sse(event["type"], event) for event in numbered)
 
 
 class OutputWriter:

@@ -14,8 +14,10 @@ from kakeya.http_server.schema import (
     MaxTokens,
     Metadata,
     Name,
+    ReasoningEffort,
     RequestFields,
     Strict,
+    Verbosity,
     of_type,
     refuses,
 )
@@ -153,7 +155,7 @@ class TextOptions(Strict):
     """How the answer is written."""
 
     format: TextFormat = PlainFormat(type="text")
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class ConversationName(Strict):
@@ -171,10 +173,30 @@ def _not_in_background(background: bool | None) -> None:
         raise ValueError("background is not supported by this server; leave it out")
 
 
-@refuses(
-    "context_management max_tool_calls moderation prompt "
-    "prompt_cache_options prompt_cache_retention reasoning"
-)
+class Reasoning(Strict):
+    """How to think before answering. The model is not told of it, and no reasoning is made into items."""
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+
+
+_LOGPROBS = "message.output_text.logprobs"
+# All but the log-probabilities belong to items that are never made here.
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+@refuses("context_management moderation prompt prompt_cache_options stop")
 class ResponseRequest(RequestFields):
     """The body of POST /v1/responses."""
 
@@ -191,18 +213,21 @@ class ResponseRequest(RequestFields):
     text: TextOptions | None = None
     max_output_tokens: MaxTokens = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Includable] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     metadata: Metadata = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default"] | None = None
+    reasoning: Reasoning | None = None
+    max_tool_calls: Annotated[int | None, Field(ge=1)] = None
+    """Bounds calls of tools that the server runs by itself, of which there are none."""
     background: Annotated[bool | None, AfterValidator(_not_in_background)] = None
 
     @property
     def wants_logprobs(self) -> bool:
-        return bool(self.include) or bool(self.top_logprobs)
+        return _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     @property
     def most_probable(self) -> int:
