@@ -35,7 +35,7 @@ RUNTIME := $(VENV)/.installed-runtime
 DEV     := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test quick check format package bench review proto docs clean
+.PHONY: help setup chat test quick check format package bench review compat proto docs clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -125,6 +125,10 @@ check-proto: $(DEV)
 
 bench: $(RUNTIME) ## measure the engine (ARGS="--peers" beside llama.cpp)
 	@$(BIN)/kakeya bench engine --model $(MODEL) $(ARGS)
+
+compat: $(RUNTIME) ## foreign programs against a real server, each installed by itself (ARGS="guidellm" for some)
+	@$(BIN)/kakeya pull $(MODEL) > /dev/null
+	@$(BIN)/python compat/run.py $(ARGS)
 
 # Both run to their end, so that one failed gate does not hide the other's.
 review: $(RUNTIME) ## five minutes of one conversation and a small ramp of agents; fails with their gates

@@ -21,6 +21,7 @@ BEHAVIOURS: dict[str, set[str]] = {
     "grpc_server": {"chaos", "security"},
     "http_server": {"restart", "shared_beginnings"},
     "http_server/completions": set(),
+    "http_server/messages": set(),
     "http_server/responses": {"branches", "streaming", "tools"},
     "kernels": set(),
     "kernels/gpu": set(),

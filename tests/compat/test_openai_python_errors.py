@@ -52,7 +52,7 @@ def test_a_wrong_key(client: OpenAI, model: str) -> None:
     [
         ({"temperature": 3}, "temperature", "invalid_value"),
         ({"frobnicate": 1}, "frobnicate", "unknown_parameter"),
-        ({"reasoning_effort": "low"}, "reasoning_effort", "invalid_value"),
+        ({"reasoning_effort": "enormous"}, "reasoning_effort", "invalid_value"),
         ({"messages": []}, "messages", "invalid_value"),
         ({"messages": None}, "messages", "invalid_value"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "invalid_value"),

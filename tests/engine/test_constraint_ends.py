@@ -60,7 +60,7 @@ def test_nothing_that_ends_comes_before_the_least_length(make_engine: MakeEngine
 def test_the_least_length_takes_the_best_of_the_rest(make_engine: MakeEngine) -> None:
     engine = make_engine()
     forbidden, _ = said(engine, logit_bias={EOS: -1e4}, most=6)
-    tokens, _ = said(engine, **{"logit_bias": {EOS: 1e4}}, min_tokens=6)
+    tokens, _ = said(engine, logit_bias={EOS: 1e4}, min_tokens=6)
     assert tokens == [*forbidden, EOS]
 
 

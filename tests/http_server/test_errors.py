@@ -14,11 +14,11 @@ from kakeya.http_server.errors import ApiError, error_body, error_response
 
 
 def told(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
-    response = error_response(error)
+    response = error_response(error, "/v1/responses")
     body = json.loads(response.body)
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "param", "code"}
-    assert error_body(error) == body
+    assert error_body(error, "") == body
     return response.status_code, body["error"], dict(response.headers)
 
 

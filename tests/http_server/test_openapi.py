@@ -27,12 +27,17 @@ EXAMPLES, FEWER_EXAMPLES = 20, 8
 LONGEST_S = 10
 # Fields that say how much is generated, and what is enough here.
 BOUNDS = {"max_tokens": 4, "max_completion_tokens": 4, "max_output_tokens": 4, "n": 2, "best_of": 2}
-GENERATING = {"/v1/responses": "max_output_tokens", "/v1/chat/completions": "max_tokens"}
+GENERATING = {
+    "/v1/responses": "max_output_tokens",
+    "/v1/chat/completions": "max_tokens",
+    "/v1/messages": "max_tokens",
+}
 # What makes sense where a question is expected.
 QUESTIONS: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Hello"}],
     "input": "Hello",
     "prompt": "Hello",
+    "min_tokens": 0,
 }
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import httpx
 
+import kakeya
 from kakeya.http_server import HttpServer
 from kakeya.runtime import Runtime
 from kakeya.serving.keys import hash_key
@@ -24,6 +25,22 @@ def test_alive_and_ready_are_two_things() -> None:
             assert client.get("/metrics").status_code == 404
             on_loop(server.refuse())
             assert client.get("/healthz").status_code == 200
+    finally:
+        on_loop(server.drain(0))
+
+
+def test_what_clients_of_other_servers_ask_first(client: httpx.Client) -> None:
+    for answer in (client.get("/health"), client.get("/ping"), client.post("/ping")):
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    assert client.head("/health").status_code == 200
+    assert client.get("/version").json() == {"version": kakeya.__version__}
+
+
+def test_health_means_ready() -> None:
+    server = start()
+    try:
+        with client_of(server) as client:
+            assert client.get("/health").status_code == client.get("/ping").status_code == 503
     finally:
         on_loop(server.drain(0))
 

@@ -6,7 +6,7 @@ import pytest
 
 from kakeya.errors import InvalidArgument
 from kakeya.text import Tokenizer
-from kakeya.text.turns import Turns, message_start, opening_of, pinned_tokens
+from kakeya.text.turns import End, Turns, message_start, opening_of, pinned_tokens
 from kakeya.types import TokenizerFiles
 from support.tiny import byte_level_files
 
@@ -132,6 +132,36 @@ def test_a_template_that_refuses_everything_is_refused() -> None:
 def test_the_opening_is_pinned_up_to_half_of_what_is_remembered() -> None:
     assert [pinned_tokens(opening, 4, 60) for opening in (0, 4, 20, 32, 33, 1000)] == [4, 4, 20, 32, 32, 32]
     assert pinned_tokens(0, 50, 14) == 50
+
+
+def templated(template: str) -> Tokenizer:
+    return Tokenizer(TokenizerFiles(byte_level_files().tokenizer_json, chat_template=template))
+
+
+def test_a_message_that_goes_on_is_cut_where_it_ends() -> None:
+    tokenizer = templated(CHATML)
+    asked, begun = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}
+    ids = Turns(tokenizer, [END]).whole([asked, begun], end=End.WITHIN)
+    assert ids == tokenizer.encode(tokenizer.render_chat([asked]) + "Well, ")
+
+
+def test_a_template_that_hides_the_last_message_cannot_go_on() -> None:
+    hiding = "{% for m in messages %}<|user|>{{ m.role }}<|end|>{% endfor %}{{ messages[0].content }}<|user|>"
+    turns = Turns(templated(hiding), [END])
+    asked, begun = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}
+    with pytest.raises(InvalidArgument, match="cannot go on"):
+        turns.whole([asked, begun], end=End.WITHIN)
+
+
+def test_variables_reach_the_template_wherever_it_is_rendered() -> None:
+    template = "{{ mood }}" + CHATML
+    turns, asked = Turns(templated(template), [END]), {"role": "user", "content": "Hi"}
+    plain, calm = (turns.whole([asked], variables=each) for each in (None, {"mood": "calm"}))
+    added = len(calm) - len(plain)
+    assert added > 0
+    assert turns.opening_tokens([], variables={"mood": "calm"}) == turns.opening_tokens([]) + added
+    own = turns.whole([asked], variables={"messages": [], "add_generation_prompt": False})
+    assert own == plain, "what the template is given anyway stays"
 
 
 def test_what_begins_a_message() -> None:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, model_validator
 from kakeya.http_server.completions.schema import ChatFunctionTool, ChatMessage
 from kakeya.http_server.errors import blames
 from kakeya.http_server.schema import (
+    MOST_TOKENS,
     MOST_TOOLS,
     Strict,
     TemplateVariables,
@@ -99,7 +100,7 @@ class DetokenizeRequest(Strict):
     """The body of POST /detokenize."""
 
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: list[Annotated[int, Field(ge=0, le=MOST_TOKENS)]]
 
 
 class Detokenized(BaseModel):

@@ -27,7 +27,7 @@ test("bad requests name the field", async () => {
   for (const [fields, param] of [
     [{ temperature: 3 }, "temperature"],
     [{ frobnicate: 1 }, "frobnicate"],
-    [{ reasoning_effort: "low" }, "reasoning_effort"],
+    [{ reasoning_effort: "enormous" }, "reasoning_effort"],
     [{ messages: [] }, "messages"],
   ]) {
     const asked = client.chat.completions.create({ ...wanted, ...fields });

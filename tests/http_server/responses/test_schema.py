@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError, NotFoundError
 
-from support.http_clients import Responding
+from support.http_clients import Responding, text_of
 
 
 @pytest.mark.parametrize(
@@ -29,16 +29,20 @@ from support.http_clients import Responding
             {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "[]"}]},
             "input.0.arguments",
         ),
-        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"reasoning": {"effort": "enormous"}}, "reasoning.effort"),
+        ({"reasoning": {"colour": "red"}}, "reasoning.colour"),
         ({"background": True}, "background"),
-        ({"max_tool_calls": 3}, "max_tool_calls"),
+        ({"max_tool_calls": 0}, "max_tool_calls"),
+        ({"stop": ["x"]}, "stop"),
+        ({"min_tokens": 9, "max_output_tokens": 8}, "min_tokens"),
+        ({"stop_token_ids": [99999]}, "stop_token_ids"),
         ({"prompt": {"id": "x"}}, "prompt"),
-        ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+        ({"prompt_cache_retention": "for ever"}, "prompt_cache_retention"),
         ({"moderation": {"model": "x"}}, "moderation"),
         ({"context_management": []}, "context_management"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format"),
-        ({"include": ["reasoning.encrypted_content"]}, "include.0"),
+        ({"include": ["the kitchen sink"]}, "include.0"),
         ({"service_tier": "flex"}, "service_tier"),
         ({"stream_options": {}}, "stream_options"),
         (
@@ -85,6 +89,30 @@ def test_defaults_of_the_original_may_be_sent(api: Responding) -> None:
     body = api.ask("Hello", **defaults)
     assert body["tool_choice"] == "auto"
     assert body["prompt_cache_key"] == "key"
+
+
+def test_settings_that_change_nothing_may_be_sent(api: Responding) -> None:
+    plain = api.ask("Hello", seed=5, max_output_tokens=6)
+    settings = {
+        "reasoning": {"effort": "high", "summary": "auto"},
+        "text": {"verbosity": "low"},
+        "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
+        "max_tool_calls": 3,
+        "prompt_cache_retention": "24h",
+        "stop": None,
+    }
+    body = api.ask("Hello", seed=5, max_output_tokens=6, **settings)
+    assert text_of(body) == text_of(plain)
+    assert body["max_tool_calls"] == 3
+    assert body["output"][0]["content"][0]["logprobs"] == []  # none of these asks for them
+
+
+def test_an_ignored_end_makes_an_answer_as_long_as_it_may_be(api: Responding) -> None:
+    ends = {str(token_id): 100 for token_id in api.runtime.model_config.eos_token_ids}
+    assert api.ask("Hello", logit_bias=ends, max_output_tokens=7)["usage"]["output_tokens"] == 1
+    body = api.ask("Hello", logit_bias=ends, max_output_tokens=7, ignore_eos=True)
+    assert body["usage"]["output_tokens"] == 7
+    assert api.ask("Hello", logit_bias=ends, max_output_tokens=7, min_tokens=4)["usage"]["output_tokens"] == 5
 
 
 def test_another_model_is_not_here(api: Responding) -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from kakeya.http_server.completions.asked import Asked
 from kakeya.http_server.errors import invalid
@@ -56,14 +56,16 @@ class ToolUseBlock(_Block):
 
 
 def _as_blocks(content: Any) -> Any:
-    if content is None:
-        return []
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _as_texts(content: Any) -> Any:
+    return [] if content is None else _as_blocks(content)
 
 
 _Text = Annotated[TextBlock, BeforeValidator(of_type("blocks", "text"))]
 TextBlocks = Annotated[
-    list[_Text], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock] | None)
+    list[_Text], BeforeValidator(_as_texts, json_schema_input_type=str | list[TextBlock] | None)
 ]
 
 
@@ -242,12 +244,6 @@ def _tool(tool: CustomTool) -> dict[str, Any]:
     return function_tool({**tool.model_dump(), "parameters": tool.input_schema})
 
 
-def _no_empty_ones(stops: list[str] | None) -> list[str] | None:
-    if "" in (stops or ()):
-        raise ValueError("stop_sequences must not hold an empty string")
-    return stops
-
-
 @refuses("container context_management diagnostics inference_geo mcp_servers user_profile_id workspace_id")
 class MessagesRequest(AnswerFields, CountRequest):
     """The body of POST /v1/messages."""
@@ -257,7 +253,6 @@ class MessagesRequest(AnswerFields, CountRequest):
     stop_sequences: Annotated[
         list[Annotated[str, Field(min_length=1)]] | None,
         Field(max_length=MOST_STOP_SEQUENCES),
-        AfterValidator(_no_empty_ones),
     ] = None
     metadata: Tags | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
