@@ -1,7 +1,7 @@
 """Foreign programs against a real server: `make compat`, or `python compat/run.py NAME…` for some of them.
 
-Each program is installed into an environment of its own under build/compat: what they depend on contradicts the
-others and us. They run unchanged: what they are told is where the server is, and what its model is
+Each program is installed into an environment of its own under build/compat: what they depend on contradicts
+the others and us. They run unchanged: what they are told is where the server is, and what its model is
 called. The status is 0 when all of them passed.
 """
 

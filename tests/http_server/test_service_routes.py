@@ -101,11 +101,12 @@ def test_the_description_says_what_is_answered(client: httpx.Client) -> None:
     assert described["openapi"].startswith("3.")
     assert {"/healthz", "/readyz", "/metrics", "/v1/models", "/v1/models/{model}"} <= set(described["paths"])
     assert "securitySchemes" not in described["components"]
-    for operations in described["paths"].values():
+    for path, operations in described["paths"].items():
+        shape = "MessagesError" if path.startswith("/v1/messages") else "Error"
         for operation in operations.values():
             assert "422" not in operation["responses"]
             assert operation["responses"]["default"]["content"]["application/json"]["schema"] == {
-                "$ref": "#/components/schemas/Error"
+                "$ref": f"#/components/schemas/{shape}"
             }
     assert not [name for name in described["components"]["schemas"] if "__" in name]
     references = set(re.findall(r"#/components/schemas/([^\"]+)", client.get("/openapi.json").text))
@@ -121,6 +122,8 @@ def test_the_description_asks_for_a_key_where_one_is_needed() -> None:
         on_loop(server.drain(0))
     assert described["components"]["securitySchemes"]["key"] == {"type": "http", "scheme": "bearer"}
     assert described["paths"]["/v1/models"]["get"]["security"] == [{"key": []}]
+    assert described["paths"]["/v1/messages"]["post"]["security"] == [{"key": []}, {"x-api-key": []}]
+    assert described["paths"]["/tokenize"]["post"]["security"] == [{"key": []}]
     assert "security" not in described["paths"]["/healthz"]["get"]
 
 

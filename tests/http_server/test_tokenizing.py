@@ -40,10 +40,10 @@ def test_a_content_in_pieces(client: httpx.Client, runtime: Runtime) -> None:
 
 
 def test_special_tokens_are_parsed_unless_they_must_not_be(client: httpx.Client) -> None:
-    parsed = post(client, "/tokenize", content="<|im_end|>")
-    plain = post(client, "/tokenize", content="<|im_end|>", parse_special=False)
+    parsed = post(client, "/tokenize", content="<|end|>")
+    plain = post(client, "/tokenize", content="<|end|>", parse_special=False)
     assert parsed["count"] == 1 < plain["count"]
-    assert post(client, "/detokenize", tokens=parsed["tokens"])["content"] == "<|im_end|>"
+    assert post(client, "/detokenize", tokens=parsed["tokens"])["content"] == "<|end|>"
 
 
 def test_messages_are_what_a_chat_reads(client: httpx.Client, runtime: Runtime) -> None:

@@ -100,6 +100,13 @@ class Reading:
 PLAIN_READING = Reading()
 
 
+def check_least(sampling: SamplingParams, max_tokens: int) -> None:
+    """Raises ApiError for an answer that must be longer than it may be. Ask before a session is opened."""
+    least = sampling.min_tokens
+    if least > max_tokens:
+        raise invalid("min_tokens", f"min_tokens is {least}, but only {max_tokens} may be generated")
+
+
 def logprob_of(token: TextToken) -> dict[str, Any]:
     """A token's log-probability, as chat completions and responses tell it."""
     top = [{"token": text, "bytes": data, "logprob": logprob} for text, data, logprob in token.top]
@@ -161,12 +168,7 @@ class Answer:
         grammar: Grammar | None = None,
         prediction: Sequence[int] = (),
     ) -> None:
-        """`prediction` is what the answer may say. Raises ApiError for an answer that must be longer than it
-        may be, and InvalidArgument for an empty stop string."""
-        if sampling.min_tokens > max_tokens:
-            raise invalid(
-                "min_tokens", f"min_tokens is {sampling.min_tokens}, but only {max_tokens} may be generated"
-            )
+        """`prediction` is what the answer may say. Raises InvalidArgument for an empty stop string."""
         self._state, self._runtime = sessions.state, sessions.runtime
         self._closing = session.end_token_ids
         self._generate: Callable[[], EventSource] = partial(

@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from kakeya.http_server.errors import is_messages
 from kakeya.http_server.security import is_owned
 
 
@@ -39,5 +40,5 @@ def document(app: FastAPI, needs_key: bool) -> dict[str, Any]:
         }
         for path, operations in described["paths"].items():
             for operation in operations.values() if is_owned(path) else ():
-                operation["security"] = [{"key": []}, {"x-api-key": []}]
+                operation["security"] = [{"key": []}, *([{"x-api-key": []}] if is_messages(path) else [])]
     return described

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kakeya.config import is_loopback
-from kakeya.http_server.errors import ApiError
+from kakeya.http_server.errors import ApiError, is_messages
 from kakeya.http_server.state import HttpState
 
 # What belongs to somebody: callers need a key, where the server has keys.
@@ -45,7 +45,9 @@ class Doorkeeper:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         if is_owned(scope["path"]):
-            scope.setdefault("state", {})["owner"] = self._state.keys.owner_of(_credentials(headers))
+            scope.setdefault("state", {})["owner"] = self._state.keys.owner_of(
+                _credentials(scope["path"], headers)
+            )
         self._check_page(headers)
         await self._app(scope, receive, send)
 
@@ -64,9 +66,9 @@ class Doorkeeper:
             raise ApiError(403, message, code="origin_not_allowed")
 
 
-def _credentials(headers: Headers) -> Sequence[tuple[str, str]]:
+def _credentials(path: str, headers: Headers) -> Sequence[tuple[str, str]]:
     """The headers, with the key where it is looked for: clients of Anthropic's API send it as `x-api-key`."""
-    key = headers.get("x-api-key")
+    key = headers.get("x-api-key") if is_messages(path) else None
     if key is None or "authorization" in headers:
         return headers.items()
     return [("authorization", f"Bearer {key}")]

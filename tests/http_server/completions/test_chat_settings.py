@@ -43,7 +43,7 @@ def letters(runtime: Runtime) -> dict[str, int]:
 @pytest.fixture
 def ending(runtime: Runtime) -> dict[str, Any]:
     """It would end at once."""
-    [end] = runtime.tokenizer.encode("<|im_end|>")
+    [end] = runtime.tokenizer.encode("<|end|>")
     return {"logit_bias": {str(end): 100}, "max_tokens": 6}
 
 
@@ -64,7 +64,7 @@ def test_ignored_ends_are_shown_where_special_tokens_are(talker: Talker, ending:
     body = talker.chat(HELLO, **ending, ignore_eos=True)
     assert content_of(body) == ""
     shown = talker.chat(HELLO, **ending, ignore_eos=True, skip_special_tokens=False)
-    assert content_of(shown) == "<|im_end|>" * 6
+    assert content_of(shown) == "<|end|>" * 6
 
 
 def test_an_answer_past_an_ignored_end_is_gone_on_with(talker: Talker, letters: dict[str, int]) -> None:

@@ -40,7 +40,6 @@ def talker(server: HttpServer, runtime: Runtime) -> Iterator[Talker]:
         ("min_tokens", 2000),
         ("ignore_eos", 1),
         ("stop_token_ids", [10**6]),
-        ("stop_token_ids", ["5"]),
         ("stop_token_ids", 5),
         ("skip_special_tokens", "no"),
         ("chat_template_kwargs", {"messages": []}),

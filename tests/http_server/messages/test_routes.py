@@ -149,7 +149,7 @@ def test_a_call_is_made_answered_and_carried_on(talker: Talker, streams: bool) -
     settings = {
         "tools": [PAINT],
         "tool_choice": {"type": "tool", "name": "paint"},
-        "max_tokens": 60,
+        "max_tokens": 300,
         "seed": 1,
     }
     if streams:
@@ -186,7 +186,7 @@ def test_a_call_that_was_cut_off_is_no_part_of_the_message(talker: Talker) -> No
 def test_an_answer_fits_its_schema(talker: Talker) -> None:
     schema = PAINT["input_schema"]
     config = {"effort": "low", "format": {"type": "json_schema", "schema": schema}}
-    body = ask(talker, user("Paint"), output_config=config, max_tokens=40)
+    body = ask(talker, user("Paint"), output_config=config, max_tokens=300)
     assert json.loads(text_of(body))["colour"] in ("red", "green")
 
 

@@ -16,7 +16,7 @@ from kakeya.http_server.completions.asked import Asked
 from kakeya.http_server.completions.completion import CallDelta, Choice, Completion, Delta
 from kakeya.http_server.completions.held import HeldConversations
 from kakeya.http_server.completions.schema import ChatRequest
-from kakeya.http_server.generation import Answer, Part, PartReader, logprob_of
+from kakeya.http_server.generation import Answer, Part, PartReader, check_least, logprob_of
 from kakeya.http_server.text_sessions import TextSession, TextSessions
 from kakeya.http_server.tools import answer_grammar
 from kakeya.text.answer import TextToken
@@ -156,13 +156,14 @@ class ChatService:
 
         Raises ApiError or KakeyaError when it cannot be answered.
         """
+        most = asked.most_tokens or self._state.config.default_max_tokens
+        check_least(asked.samplings[0], most)
         await stack.enter_async_context(self._state.admission.admit(owner))
         grammar = await self._state.workers.call(
             answer_grammar, self._sessions, asked.tools, asked.choice, asked.json_format
         )
         prediction, begun = await self._encoded(asked.prediction), await self._encoded(asked.begun)
         session = await self._session(owner, asked)
-        most = asked.most_tokens or self._state.config.default_max_tokens
         reading = replace(asked.reading, continues=begun)
         choices: list[ChatChoice] = []
         for index, sampling in enumerate(asked.samplings):

@@ -10,7 +10,7 @@ from kakeya.errors import InvalidArgument
 from kakeya.http_server.completions.completion import Choice, Completion, Delta
 from kakeya.http_server.completions.schema import CompletionRequest, GivenPrompt
 from kakeya.http_server.errors import invalid
-from kakeya.http_server.generation import Answer
+from kakeya.http_server.generation import Answer, check_least
 from kakeya.http_server.text_sessions import TextSessions
 from kakeya.text import AnswerText, Tokenizer
 from kakeya.text.answer import Piece, TextToken
@@ -97,6 +97,7 @@ class TextChoice(Choice):
         if request.echo:
             self._echo = await self._prompt.echo(sessions, self._owner, request.logprobs)
         if request.most_tokens:
+            check_least(self._sampling, request.most_tokens)
             self._session = await sessions.start_tokens(self._owner, ids, _LABEL)
             reading = replace(request.reading, continues=ids, tells_end=True)
             self._answer = Answer(sessions, self._session, request.most_tokens, self._sampling, reading)

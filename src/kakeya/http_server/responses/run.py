@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from kakeya.errors import KakeyaError
 from kakeya.http_server.errors import ApiError, as_api_error
-from kakeya.http_server.generation import Answer
+from kakeya.http_server.generation import Answer, check_least
 from kakeya.http_server.responses.items import listed, new_id
 from kakeya.http_server.responses.output import Event, OutputWriter, ended, failed, new_body, write_events
 from kakeya.http_server.responses.plan import Plan
@@ -56,6 +56,7 @@ class Run:
         )
         await stack.enter_async_context(self._state.admission.admit(self._owner))
         most = await self._most_tokens()
+        check_least(plan.sampling, most)
         stack.callback(self._close_session)
         self._session = await self._open_session()
         self._answer = Answer(self._sessions, self._session, most, plan.sampling, grammar=grammar)
