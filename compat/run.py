@@ -89,7 +89,8 @@ PROGRAMS = {
     ),
     "llm": Program(("llm==0.36",), (("python", "compat/programs/llm_chat.py"),)),
     "lm-eval": Program(
-        ("lm-eval[api]==0.4.13",), (("python", "compat/programs/lm_eval_scores.py", "{tokenizer}"),)
+        ("lm-eval[api]==0.4.13", "transformers"),
+        (("python", "compat/programs/lm_eval_scores.py", "{tokenizer}"),),
     ),
 }
 
