@@ -30,7 +30,7 @@ async def main() -> None:
     set_tracing_disabled(True)
     client = AsyncOpenAI(base_url=os.environ["KAKEYA_URL"] + "/v1", api_key="none")
     # What these agents send to every server.
-    settings = ModelSettings(max_tokens=40, reasoning=Reasoning(effort="low"), verbosity="low")
+    settings = ModelSettings(max_tokens=400, reasoning=Reasoning(effort="low"), verbosity="low")
     for model in (OpenAIResponsesModel(MODEL, client), OpenAIChatCompletionsModel(MODEL, client)):
         agent = Agent("guide", instructions="Be brief.", model=model, model_settings=settings)
         first = await Runner.run(agent, "Name a river.")

@@ -17,7 +17,8 @@ asked = [Instance("loglikelihood", {}, pair, number) for number, pair in enumera
 assert 0 > likely > unlikely, (likely, unlikely)
 
 talker = LocalChatCompletion(base_url=f"{URL}/v1/chat/completions", model=MODEL, num_concurrent=1)
-question = Instance("generate_until", {}, ("Name a river.", {"until": ["\n"], "max_gen_toks": 20}), 0)
+asking = talker.apply_chat_template([{"role": "user", "content": "Name a river."}])
+question = Instance("generate_until", {}, (asking, {"until": ["\n"], "max_gen_toks": 20}), 0)
 [said] = talker.generate_until([question])
 assert isinstance(said, str)
 sys.stdout.write(f"{likely:.2f} against {unlikely:.2f}; {said!r}\n")
