@@ -94,8 +94,8 @@ class ComputeOptions:
         asked = vars(self) if capacity is None else {**vars(self), "capacity": capacity}
         parts = {"cache": build(CacheConfig, asked), "calling": self._calling()}
         config = build(EngineConfig, {**asked, **parts})
-        if config.backend is BackendChoice.CUDA:
-            # Before any model is fetched. torch takes a second to import, but CUDA needs it anyway.
+        if config.backend in (BackendChoice.CUDA, BackendChoice.MLX):
+            # Before any model is fetched. torch takes a second to import, but these need it anyway.
             from kakeya.engine.backends import chosen_backend
 
             chosen_backend(config)

@@ -71,6 +71,7 @@ class BackendChoice(StrEnum):
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"
+    MLX = "mlx"
 
 
 class AdmissionPolicy(StrEnum):

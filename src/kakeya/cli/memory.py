@@ -10,7 +10,7 @@ from kakeya.errors import ConfigError
 from kakeya.types import BackendChoice
 
 # A share of the machine's memory, which other programs use too; and of what the model leaves on a device.
-DEFAULT_BUDGETS = {BackendChoice.CPU: "25%", BackendChoice.CUDA: "90%"}
+DEFAULT_BUDGETS = {BackendChoice.CPU: "25%", BackendChoice.CUDA: "90%", BackendChoice.MLX: "25%"}
 # The most that the default capacity grows to, however small sessions are.
 MOST_BY_DEFAULT = 4096
 

@@ -139,6 +139,8 @@ def _request(asked: DrafterOptions) -> "Request":
         raise ConfigError("either --steps or --minutes is the budget, not both")
     if asked.sessions is not None and asked.sessions < 1:
         raise ConfigError(f"sessions must be at least 1, got {asked.sessions}")
+    if asked.backend is BackendChoice.MLX:
+        raise ConfigError("training does not run on mlx; choose --backend cpu or cuda")
     backend = chosen_backend(EngineConfig(backend=asked.backend)).backend
     steps = 3000 if asked.steps is None and asked.minutes is None else asked.steps
     data = DataSettings(asked.conversations, asked.conversation_tokens, asked.seed)

@@ -52,7 +52,19 @@ def chosen_backend(config: EngineConfig) -> EngineConfig:
         raise ConfigError(
             f"there is no CUDA device that torch {torch.__version__} can use; choose --backend cpu"
         )
+    if config.backend is BackendChoice.MLX:
+        _check_mlx(config)
     return config
+
+
+def _check_mlx(config: EngineConfig) -> None:
+    try:
+        from kakeya.engine.mlx.backend import check_mlx
+    except ImportError as error:
+        raise ConfigError(
+            f"--backend mlx needs the package mlx ({error}); install it with: pip install 'kakeya[mlx]'"
+        ) from error
+    check_mlx(config.numerics)
 
 
 def room_for_sessions(checkpoint: Checkpoint, config: EngineConfig, most: int) -> int:
@@ -83,7 +95,14 @@ def _room_beside_weights(checkpoint: Checkpoint, config: EngineConfig) -> int:
 
 
 def held_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
-    """Estimates the main memory for the weights: a quantized file's own size, or the size of every number."""
+    """The main memory for the weights: estimated from a quantized file's size, or the size of every number.
+
+    On MLX it is counted matrix by matrix, because some formats grow a lot there.
+    """
+    if config.backend is BackendChoice.MLX:
+        from kakeya.engine.mlx.weights import mlx_weight_bytes
+
+        return mlx_weight_bytes(checkpoint, dtype=config.dtype, weights=config.weights)
     if checkpoint.files and config.weights in (WeightFormat.AUTO, WeightFormat.NATIVE):
         return int(sum(file.stat().st_size for file in checkpoint.files) * PACKED_OVER_FILE)
     bytes_each = BYTES_PER_PARAMETER.get(config.weights, FLOAT_TYPES[config.dtype].itemsize)
@@ -112,6 +131,8 @@ def open_backend(
     Raises CorruptCheckpoint, and ConfigError for what the backend cannot do or has no memory for.
     """
     torch.set_num_threads(config.threads)
+    if config.backend is BackendChoice.MLX:
+        return _open_mlx(checkpoint, config)
     if config.backend is not BackendChoice.CUDA:
         return _open_cpu(checkpoint, config)
     try:
@@ -149,6 +170,20 @@ def _open_cpu(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:
     )
     name = f"native ({kernels.isa})" if kernels is not None else "torch"
     return OpenedBackend(backend, decoder.num_parameters, described, name)
+
+
+def _open_mlx(checkpoint: Checkpoint, config: EngineConfig) -> OpenedBackend:
+    # Here, because the package that they need is an extra.
+    from kakeya.engine.mlx.backend import MlxBackend, device_name, mlx_pool
+    from kakeya.engine.mlx.weights import load_mlx_weights
+
+    kernels = native.load(config.kernels)  # they choose tokens
+    if kernels is not None:
+        kernels.set_threads(config.threads)
+    weights = load_mlx_weights(checkpoint, dtype=config.dtype, weights=config.weights)
+    pool = mlx_pool(checkpoint.config, config)
+    backend = MlxBackend(weights, pool, kernels, _fingerprint(checkpoint, weights.numbers))
+    return OpenedBackend(backend, weights.num_parameters, weights.description, device_name())
 
 
 def open_device(

@@ -163,10 +163,13 @@ class SlabPool:
                 f"the KV pool does not fit in memory: {count} slabs x {geometry.slab_bytes:,} bytes{beside}, "
                 f"{available:,} bytes are available"
             )
-        self.storage = self._touched(count, geometry.cache.slots)
+        self.storage = self._slabs(count)
         self.granules = self._touched(prefix_bytes // (granule * geometry.bytes_per_token), granule)
         self.undo = self._touched(places, recall)
         self._free = list(range(count - 1, -1, -1))
+
+    def _slabs(self, count: int) -> Tensor:
+        return self._touched(count, self.geometry.cache.slots)
 
     def _touched(self, count: int, slots: int) -> Tensor:
         layers, two, kv_heads, _, head_dim = self.geometry.shape

@@ -137,19 +137,27 @@ class Integers(NamedTuple):
 
 def _expand(form: BlockFormat, blocks: Tensor) -> Tensor:
     """Blocks [n, bytes] to weights, float32 [n, columns]."""
+    levels, scale, minimum = affine(form, blocks)
+    weights = levels.view(*scale.shape, -1).float()
+    weights.mul_(scale.unsqueeze(-1))
+    if minimum is not None:
+        weights.add_(minimum.unsqueeze(-1))
+    return weights.view(-1, form.columns)
+
+
+def affine(form: BlockFormat, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The levels of blocks [n, bytes], and for each group of them the float32 scale and minimum [n, groups]:
+    weight = level * scale + minimum. Scale and minimum are not rounded."""
     integers = unpack(form, blocks)
     scale = _power_of_two(blocks) if form.scale_at is None else float16_at(blocks, form.scale_at)
     if integers.factors is not None:
         scale = scale * integers.factors.float()
-    weights = integers.levels.view(*scale.shape, -1).float()
-    weights.mul_(scale.unsqueeze(-1))
-    if form.minimum_at is not None:
-        minimum = float16_at(blocks, form.minimum_at)
-        if integers.offsets is None:
-            weights.add_(minimum.unsqueeze(-1))
-        else:
-            weights.sub_((minimum * integers.offsets.float()).unsqueeze(-1))
-    return weights.view(-1, form.columns)
+    if form.minimum_at is None:
+        return integers.levels, scale, None
+    minimum = float16_at(blocks, form.minimum_at)
+    if integers.offsets is not None:
+        minimum = -(minimum * integers.offsets.float())
+    return integers.levels, scale, minimum
 
 
 def unpack(form: BlockFormat, blocks: Tensor) -> Integers:

@@ -12,6 +12,8 @@ from kakeya.types import BackendChoice, DType, WeightFormat
 PROCESS_BYTES = 350_000_000
 # How much larger packed weights are than the file: scales in whole bytes, some rows of the embedding.
 PACKED_OVER_FILE = 1.1
+# The same for MLX, whose groups have scales of 32 bits. What is held as floats takes more: see its backend.
+MLX_OVER_FILE = 1.35
 # For weights in another format than the file's; integers have two 16-bit numbers for each group of 32.
 BYTES_PER_PARAMETER = {
     WeightFormat.FLOAT32: 4.0,
@@ -75,7 +77,8 @@ class MemoryNeed:
 def memory_need(geometry: Geometry, file_bytes: int, config: EngineConfig) -> MemoryNeed:
     """What the model takes in main memory with one session at the configured window."""
     per_parameter = BYTES_PER_PARAMETER.get(config.weights)
-    held = file_bytes * PACKED_OVER_FILE if per_parameter is None else geometry.parameters * per_parameter
+    over_file = MLX_OVER_FILE if config.backend is BackendChoice.MLX else PACKED_OVER_FILE
+    held = file_bytes * over_file if per_parameter is None else geometry.parameters * per_parameter
     per_token = geometry.layers * 2 * geometry.kv_heads * geometry.head_dim * _CACHE_BYTES[config.dtype]
     return MemoryNeed(weights=int(held), slab=per_token * config.cache.slots)
 

@@ -157,7 +157,7 @@ class _Loader:
         bits = self._bits(matrix.parts)
         if bits is None:
             return self._dense(self._floats(matrix.parts), matrix.bias)
-        weight = concatenate([_as_integers(part, bits) for part in matrix.parts])
+        weight = concatenate([as_integers(part, bits) for part in matrix.parts])
         return quantized_linear(
             weight, matrix.bias, dtype=self._held, exact=self._exact, kernels=self._kernels
         )
@@ -197,7 +197,7 @@ def _is_integer(stored: Stored) -> TypeGuard[BlockTensor]:
     return isinstance(stored, BlockTensor) and stored.format in INTEGER_BITS
 
 
-def _as_integers(stored: Stored, bits: Bits) -> QuantizedTensor:
+def as_integers(stored: Stored, bits: Bits) -> QuantizedTensor:
     """Integers are kept where they fit; finer numbers are quantized."""
     if _is_integer(stored) and INTEGER_BITS[stored.format] <= bits:
         stored.check()

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kakeya.engine.cpu.attention import rotate, visibility
+from kakeya.engine.bounded import visibility
+from kakeya.engine.cpu.attention import rotate
 from kakeya.engine.slab import KVSlab, SlabPool
 from kakeya.kernels import Kernels
 from kakeya.models.decoder import Attend

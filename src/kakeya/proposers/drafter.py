@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,8 +23,9 @@ from kakeya.proposers.sampling import sample_request
 from kakeya.types import TokenEvent
 
 
+@runtime_checkable
 class Verifier(Protocol):
-    """What a drafter shares with the model that it guesses for; `CpuBackend` has it."""
+    """What a drafter shares with the model that it guesses for; `CpuBackend` and `MlxBackend` have it."""
 
     def embed(self, token_ids: Tensor) -> Tensor: ...
 

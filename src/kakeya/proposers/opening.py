@@ -8,7 +8,6 @@ from pathlib import Path
 from kakeya import kernels as native
 from kakeya.config import DRAFTER, MODEL, NO_PROPOSER, REMOTE, EngineConfig, ProposerChoice
 from kakeya.engine.backends import held_bytes
-from kakeya.engine.cpu.backend import CpuBackend
 from kakeya.engine.cuda.memory import drafter_bytes
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.slab import slab_geometry
@@ -19,7 +18,7 @@ from kakeya.models.checkpoint import Checkpoint, open_checkpoint
 from kakeya.models.config import ModelConfig
 from kakeya.models.drafter import StoredDrafter, read_drafter
 from kakeya.proposers.draft_states import state_bytes
-from kakeya.proposers.drafter import TrainedDrafter
+from kakeya.proposers.drafter import TrainedDrafter, Verifier
 from kakeya.proposers.model import SmallModel
 from kakeya.proposers.ngram import LookUp
 from kakeya.proposers.shipped import shipped_drafter
@@ -44,7 +43,7 @@ def open_proposers(model: LoadedModel) -> tuple[LoadedModel, Sequence[Proposer]]
             proposers.append(SmallModel(small.backend, config.draft_tokens))
         elif choice.kind == REMOTE:
             proposers.append(_open_remote(choice, model))
-        elif choice.kind == DRAFTER and not isinstance(model.backend, CpuBackend):
+        elif choice.kind == DRAFTER and not isinstance(model.backend, Verifier):
             continue  # it runs inside the backend
         elif choice.kind == DRAFTER:
             drafter = _open_drafter(choice, model)
@@ -114,7 +113,7 @@ def _warn_of_other_weights(
 def _open_drafter(choice: ProposerChoice, verifier: LoadedModel) -> TrainedDrafter:
     """The drafter as the verifier's backend runs it."""
     name, config, backend = verifier.facts.model, verifier.config, verifier.backend
-    assert isinstance(backend, CpuBackend)
+    assert isinstance(backend, Verifier)
     stored = stored_drafter(choice, verifier.model_config, verifier.fingerprint, name)
     _warn_of_other_weights(stored, choice, verifier.fingerprint, name)
     return TrainedDrafter(stored, backend, verifier.model_config, config, native.load(config.kernels))

@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from kakeya.engine.batch import Segment
+from kakeya.engine.bounded import query_growth, rotations, visibility
 from kakeya.engine.slab import KVSlab, SlabPool
 from kakeya.kernels import Kernels
 from kakeya.kernels.network import AttentionContext
 from kakeya.models.config import ModelConfig
-from kakeya.models.rope import RopeConfig, rope_tables
+from kakeya.models.rope import RopeConfig
 from kakeya.types import Numerics
 
 
@@ -34,7 +34,6 @@ class AttentionStep(ABC):
         self._model, self._pool = model, pool
         self._capacity = pool.geometry.cache.capacity
         self._positions = np.concatenate([np.arange(s.start, s.end, dtype=np.int64) for s in segments])
-        self._sink_positions = np.minimum(self._positions, self._capacity - 1)
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
     def context(self) -> AttentionContext | None:
@@ -51,22 +50,13 @@ class AttentionStep(ABC):
     def _rotations(self, rope: RopeConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """cos, sin at each row's position and cos, sin for sink columns, each [rows, d / 2] float32."""
         if rope not in self._tables:
-            bounded = rope.within(self._capacity)
-            window = rope_tables(bounded, self._positions)
-            before_wrap = np.array_equal(self._positions, self._sink_positions)
-            sink = window if before_wrap else rope_tables(bounded, self._sink_positions)
-            self._tables[rope] = (*window, *sink)
+            self._tables[rope] = rotations(rope, self._capacity, self._positions)
         return self._tables[rope]
 
     def _warmed(self, q: Tensor) -> Tensor:
-        """Queries [rows, heads, d] scaled by their temperature at the position that sinks see. Like every
-        angle, the temperature stops growing when the cache is full."""
-        temperature = self._model.query_temperature
-        if temperature is None or self._capacity <= temperature.positions:
-            return q
-        laps = np.log1p(self._sink_positions // temperature.positions)
-        growth = torch.from_numpy((1 + temperature.beta * laps).astype(np.float32))
-        return q * growth[:, None, None]
+        """Queries [rows, heads, d] scaled by their temperature at the position that sinks see."""
+        growth = query_growth(self._model, self._capacity, self._positions)
+        return q if growth is None else q * torch.from_numpy(growth)[:, None, None]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -232,26 +222,3 @@ def _grouped(q: Tensor, kv_heads: int) -> Tensor:
     """[rows, heads, d] -> [kv_heads, group * rows, d]: the queries that share a kv head together."""
     rows, heads, dim = q.shape
     return q.view(rows, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
-
-
-def visibility(
-    slab: KVSlab, positions: npt.NDArray[np.int64], columns: int, local_window: int | None
-) -> npt.NDArray[np.bool_]:
-    """Which of the first `columns` slots each position sees once all of `positions` are written.
-
-    A layer with its own local window L sees less: distances below L, where a sink's distance is the
-    cache-relative one.
-    """
-    cache, sink, newest = slab.geometry.cache, slab.sink, int(positions[-1])
-    slots = np.arange(columns)
-    held = np.where(slots < sink, slots, newest - (newest - slots) % (cache.slots - sink))
-    distance = positions[:, None] - held[None, :]
-    is_sink = np.broadcast_to(slots < sink, distance.shape)
-    in_window = (held >= sink) & (distance < slab.window)
-    visible = (distance >= 0) & (is_sink | in_window)
-    if local_window is not None:
-        seen_at = np.minimum(positions, cache.capacity - 1)[:, None]
-        relative = np.where(is_sink, seen_at - held[None, :], distance)
-        visible &= relative < local_window
-    result: npt.NDArray[np.bool_] = visible
-    return result
