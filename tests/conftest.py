@@ -10,6 +10,7 @@ from inspect import signature
 from pathlib import Path
 
 import hypothesis
+import mlx.core as mx
 import pytest
 import torch
 
@@ -27,6 +28,9 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 # Products this small only lose by being shared out, and other test processes use the other cores.
 torch.set_num_threads(1)
+
+# On a CPU, MLX runs a C++ compiler for each kernel that it fuses. Whoever tests that enables it.
+mx.disable_compile()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,6 +17,7 @@ BEHAVIOURS: dict[str, set[str]] = {
     "client": set(),
     "engine": {"against_oracle", "families_bounded", "numerics", "real_weights"},
     "engine/cpu": set(),
+    "engine/mlx": {"opening"},
     "engine/cuda": {"engine", "gpu", "numerics", "opening", "scheduling", "triton"},
     "grpc_server": {"chaos", "security"},
     "http_server": {"restart", "shared_beginnings"},

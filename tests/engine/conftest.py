@@ -8,7 +8,6 @@ from kakeya.engine.backend import Backend
 from kakeya.engine.batch import Segment
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import Proposer
-from kakeya.models.decoder import Decoder
 from support import tiny
 from support.engines import Hooked, RunsAhead
 from support.reference import Oracle
@@ -29,10 +28,20 @@ def oracle(tiny_llama: Path) -> Oracle:
     return Oracle.of_directory(tiny_llama)
 
 
-@pytest.fixture(scope="session")
-def decoder(tiny_llama: Path) -> Decoder:
-    """Float32 torch, fast numerics: shared by the tests that need nothing else."""
-    return tiny.load(tiny_llama, tiny.engine_config())
+@pytest.fixture(scope="session", params=["torch", "mlx"])
+def decoder(tiny_llama: Path, request: pytest.FixtureRequest) -> tiny.Model:
+    """Float32, fast numerics: shared by the tests that need nothing else."""
+    return tiny.load(tiny_llama, tiny.engine_config(**tiny.COMPUTERS[request.param]))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs ahead is put before one backend: the same engine then runs over it."""
+    items[:] = [item for item in items if not {"ahead", "mlx"} <= set(_parameters(item))]
+
+
+def _parameters(item: pytest.Item) -> list[object]:
+    callspec = getattr(item, "callspec", None)
+    return [] if callspec is None else [each for each in callspec.params.values() if isinstance(each, str)]
 
 
 MakeEngine = Callable[..., Engine]
@@ -45,7 +54,7 @@ def paced(request: pytest.FixtureRequest) -> Callable[[Backend], Backend]:
 
 
 @pytest.fixture
-def make_engine(decoder: Decoder, paced: Callable[[Backend], Backend]) -> Iterator[MakeEngine]:
+def make_engine(decoder: tiny.Model, paced: Callable[[Backend], Backend]) -> Iterator[MakeEngine]:
     """Engines over the shared tiny model, shut down at the end of the test."""
     engines: list[Engine] = []
 
@@ -62,7 +71,7 @@ def make_engine(decoder: Decoder, paced: Callable[[Backend], Backend]) -> Iterat
 
 @pytest.fixture
 def hooked(
-    decoder: Decoder, paced: Callable[[Backend], Backend], request: pytest.FixtureRequest
+    decoder: tiny.Model, paced: Callable[[Backend], Backend], request: pytest.FixtureRequest
 ) -> Callable[..., tuple[Engine, Hooked]]:
     """Engines over the shared tiny model, with something that happens before each run of their backend."""
 

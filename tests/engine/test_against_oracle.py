@@ -9,8 +9,7 @@ from hypothesis import given, settings, strategies as st
 from kakeya.config import CacheConfig
 from kakeya.engine.engine import Engine
 from kakeya.engine.sequence import TokenSequence
-from kakeya.models.decoder import Decoder
-from kakeya.types import KernelChoice, Numerics
+from kakeya.types import Numerics
 from support import tiny
 from support.engines import say
 from support.reference import Oracle
@@ -26,7 +25,6 @@ SETTINGS = [
     (2, 8, None, 0),
     (1, 12, 12, 2),
 ]
-KERNELS = [KernelChoice.TORCH, KernelChoice.NATIVE]
 
 
 def history(length: int, seed: int = 0) -> list[int]:
@@ -34,7 +32,7 @@ def history(length: int, seed: int = 0) -> list[int]:
     return torch.randint(2, tiny.VOCAB, (length,), generator=generator).tolist()
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("computer", tiny.COMPUTERS)
 @pytest.mark.parametrize("numerics", list(Numerics))
 @pytest.mark.parametrize(("sink", "window", "pinned", "spare"), SETTINGS)
 def test_logits_agree_past_three_wraps(
@@ -45,9 +43,9 @@ def test_logits_agree_past_three_wraps(
     pinned: int | None,
     spare: int,
     numerics: Numerics,
-    kernels: KernelChoice,
+    computer: str,
 ) -> None:
-    config = tiny.engine_config(sink, window, spare, numerics=numerics, kernels=kernels)
+    config = tiny.engine_config(sink, window, spare, numerics=numerics, **tiny.COMPUTERS[computer])
     tokens = history(config.cache.capacity + 3 * (window + spare) + 5)
     kept = sink if pinned is None else pinned
     expected = oracle.logits(tokens, kept, config.cache.capacity - kept)
@@ -60,11 +58,11 @@ def test_logits_agree_past_three_wraps(
     assert torch.equal(computed.argmax(-1), expected.argmax(-1))
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("computer", tiny.COMPUTERS)
 def test_a_prompt_longer_than_the_capacity_in_one_chunk(
-    tiny_llama: Path, oracle: Oracle, kernels: KernelChoice
+    tiny_llama: Path, oracle: Oracle, computer: str
 ) -> None:
-    config = tiny.engine_config(kernels=kernels, prefill_block=256, max_batch_tokens=256)
+    config = tiny.engine_config(prefill_block=256, max_batch_tokens=256, **tiny.COMPUTERS[computer])
     tokens = history(90)
     engine = tiny.make_engine(tiny.load(tiny_llama, config), config)
     try:
@@ -92,7 +90,7 @@ turns = st.lists(
 @settings(max_examples=25)
 @given(turns=turns, cache=st.sampled_from([(2, 8, 4), (0, 3, 1), (3, 1, 0), (1, 5, 16)]))
 def test_random_conversations_give_the_oracles_tokens(
-    turns: list[tuple[list[int], int]], cache: tuple[int, int, int], decoder: Decoder, oracle: Oracle
+    turns: list[tuple[list[int], int]], cache: tuple[int, int, int], decoder: tiny.Model, oracle: Oracle
 ) -> None:
     sink, window, spare = cache
     engine = tiny.make_engine(decoder, tiny.engine_config(sink, window, spare))
@@ -106,7 +104,7 @@ def test_random_conversations_give_the_oracles_tokens(
         engine.shutdown()
 
 
-def test_positions_far_beyond_any_table_keep_their_angles(decoder: Decoder, oracle: Oracle) -> None:
+def test_positions_far_beyond_any_table_keep_their_angles(decoder: tiny.Model, oracle: Oracle) -> None:
     """A session that has talked for ten million tokens attends as one that has talked for twenty."""
     config = tiny.engine_config()
     backend = tiny.make_backend(decoder, config)

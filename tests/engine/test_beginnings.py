@@ -11,9 +11,16 @@ from kakeya.config import EngineConfig
 from kakeya.engine.beginnings import GRANULE
 from kakeya.engine.engine import Engine
 from kakeya.engine.sequence import TokenSequence
-from kakeya.models.decoder import Decoder
 from kakeya.observer import EngineObserver
-from kakeya.types import KernelChoice, Numerics, SamplingParams, ShareBeginnings, TokenEvent, WeightFormat
+from kakeya.types import (
+    BackendChoice,
+    KernelChoice,
+    Numerics,
+    SamplingParams,
+    ShareBeginnings,
+    TokenEvent,
+    WeightFormat,
+)
 from support import gguf_files, tiny
 from support.engines import GREEDY, done_of, say
 
@@ -38,17 +45,20 @@ class Heard(EngineObserver):
 
 
 def config_of(kind: str, **changes: object) -> EngineConfig:
-    """Native kernels, or torch in one of its numerics; a first lap of 100 tokens."""
+    """Native kernels, MLX, or torch in one of its numerics; a first lap of 100 tokens."""
     numerics = Numerics.EXACT if kind == "exact" else Numerics.FAST
-    native = {"kernels": KernelChoice.NATIVE, "weights": WeightFormat.AUTO} if kind == "native" else {}
-    return tiny.engine_config(4, 96, 8, capacity=6, numerics=numerics, **(native | changes))
+    own = {
+        "native": {"kernels": KernelChoice.NATIVE, "weights": WeightFormat.AUTO},
+        "mlx": {"backend": BackendChoice.MLX, "weights": WeightFormat.AUTO},
+    }
+    return tiny.engine_config(4, 96, 8, capacity=6, numerics=numerics, **(own.get(kind, {}) | changes))
 
 
 @pytest.fixture(scope="module")
-def decoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
+def decoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tiny.Model]:
     folder = tmp_path_factory.mktemp("beginnings")
     llama, mixed = tiny.write_llama(folder / "llama"), gguf_files.write_mixed(folder / "mixed.gguf")
-    files: dict[str, Path] = {"native": mixed, "exact": llama, "fast": llama}
+    files: dict[str, Path] = {"native": mixed, "mlx": mixed, "exact": llama, "fast": llama}
     return {kind: tiny.load(path, config_of(kind)) for kind, path in files.items()}
 
 
@@ -56,7 +66,7 @@ MakeEngine = Callable[..., Engine]
 
 
 @pytest.fixture
-def make_engine(decoders: dict[str, Decoder]) -> Iterator[MakeEngine]:
+def make_engine(decoders: dict[str, tiny.Model]) -> Iterator[MakeEngine]:
     engines: list[Engine] = []
 
     def make(kind: str = "exact", heard: Heard | None = None, **changes: object) -> Engine:
@@ -78,8 +88,8 @@ def ask(engine: Engine, tokens: Sequence[int], owner: str = "me") -> tuple[Token
     return sequence, [e.token_id for e in events if isinstance(e, TokenEvent)], events[-1].cached_token_count
 
 
-KINDS = ["native", "exact", "fast"]
-GRAIN = {"native": GRANULE, "exact": GRANULE, "fast": 8}
+KINDS = ["native", "mlx", "exact", "fast"]
+GRAIN = {"native": GRANULE, "mlx": GRANULE, "exact": GRANULE, "fast": 8}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -304,7 +314,7 @@ def play(engine: Engine, script: Sequence[tuple[object, ...]]) -> list[object]:
 @given(script=actions)
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_sharing_changes_no_token(
-    decoders: dict[str, Decoder], kind: str, script: Sequence[tuple[object, ...]]
+    decoders: dict[str, tiny.Model], kind: str, script: Sequence[tuple[object, ...]]
 ) -> None:
     said = []
     for share in (ShareBeginnings.OFF, ShareBeginnings.OWNER):
@@ -318,7 +328,7 @@ def test_sharing_changes_no_token(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_copied_slots_have_the_bits_of_computed_ones(decoders: dict[str, Decoder], kind: str) -> None:
+def test_copied_slots_have_the_bits_of_computed_ones(decoders: dict[str, tiny.Model], kind: str) -> None:
     slabs = []
     for share in (ShareBeginnings.OFF, ShareBeginnings.OWNER):
         config = replace(config_of(kind), share_beginnings=share)

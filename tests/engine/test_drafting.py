@@ -8,18 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from kakeya.engine.backend import Backend, StepOutput
 from kakeya.engine.batch import Segment
-from kakeya.engine.cpu.backend import CpuBackend, StepOutput
 from kakeya.engine.draft_length import Acceptance, DraftLength
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import DraftRequest, Proposer, WorksAhead
 from kakeya.errors import InvalidArgument
-from kakeya.models.decoder import Decoder
 from kakeya.observer import EngineObserver
 from kakeya.proposers.ngram import LookUp
 from kakeya.types import DoneEvent, SamplingParams, TokenEvent
 from support import tiny
-from support.engines import GREEDY, FunctionProposer, RunsAhead, done_of, say, tokens_of
+from support.engines import GREEDY, Extended, FunctionProposer, RunsAhead, done_of, say, tokens_of
 from support.reference import Oracle
 
 MakeEngine = Callable[..., Engine]
@@ -182,11 +181,11 @@ def test_a_proposer_that_raises_costs_speed_only(
     assert engine.read(sequence, lambda s: s.draft.seats[0].state) is None
 
 
-class Seen(CpuBackend):
-    """The CPU's backend, which notes the runs in which hidden states were kept."""
+class Seen(Extended):
+    """A real backend, which notes the runs in which hidden states were kept."""
 
-    def __init__(self, source: CpuBackend) -> None:
-        self.__dict__ |= source.__dict__
+    def __init__(self, source: Backend) -> None:
+        super().__init__(source)
         self.seen: list[bool] = []
 
     def run(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> StepOutput:
@@ -212,7 +211,7 @@ class Priced(DraftLength):
 
 
 def drafted(
-    decoder: Decoder, proposers: Sequence[Proposer], length: DraftLength, count: int = 40
+    decoder: tiny.Model, proposers: Sequence[Proposer], length: DraftLength, count: int = 40
 ) -> DoneEvent:
     config = tiny.engine_config()
     engine = Engine(tiny.make_backend(decoder, config), config, proposers, length=length).start()
@@ -227,25 +226,25 @@ def always_wrong(oracle: Oracle) -> Callable[[Sequence[int]], list[int]]:
     return lambda tokens: [(oracle.greedy(list(tokens), 1, 2, 8)[0] + 1) % tiny.VOCAB] * 3
 
 
-def test_a_free_proposer_that_is_never_right_drafts_nothing(decoder: Decoder, oracle: Oracle) -> None:
+def test_a_free_proposer_that_is_never_right_drafts_nothing(decoder: tiny.Model, oracle: Oracle) -> None:
     assert drafted(decoder, [FreeGuesser(always_wrong(oracle))], Priced(0.01)).proposed_draft_tokens == 0
 
 
-def test_a_free_proposer_drafts_once_it_was_right(decoder: Decoder, oracle: Oracle) -> None:
+def test_a_free_proposer_drafts_once_it_was_right(decoder: tiny.Model, oracle: Oracle) -> None:
     done = drafted(decoder, [FreeGuesser(clairvoyant(oracle))], Priced(0.01))
     assert done.accepted_draft_tokens == done.proposed_draft_tokens > 20
 
 
 @pytest.mark.parametrize("make", [FreeGuesser, FunctionProposer])
 def test_nothing_is_drafted_where_rows_cost_as_much_as_steps(
-    decoder: Decoder, oracle: Oracle, make: Callable[..., Proposer]
+    decoder: tiny.Model, oracle: Oracle, make: Callable[..., Proposer]
 ) -> None:
     done = drafted(decoder, [make(clairvoyant(oracle))], Priced(1.0))
     assert done.proposed_draft_tokens <= 2, "but for a try now and then"
 
 
 def test_a_costly_proposer_that_is_never_right_is_tried_ever_more_seldom(
-    decoder: Decoder, oracle: Oracle
+    decoder: tiny.Model, oracle: Oracle
 ) -> None:
     asked: list[int] = []
 
@@ -259,7 +258,9 @@ def test_a_costly_proposer_that_is_never_right_is_tried_ever_more_seldom(
     assert not [length for length in asked if 80 < length - len(PROMPT) < 120]
 
 
-def test_hidden_states_are_kept_only_while_a_draft_is_near(decoder: Decoder, make_engine: MakeEngine) -> None:
+def test_hidden_states_are_kept_only_while_a_draft_is_near(
+    decoder: tiny.Model, make_engine: MakeEngine
+) -> None:
     """They cost time. A session that was not watched drafts again all the same, and so does its fork."""
     plain, config = make_engine(), tiny.engine_config()
     twin = plain.open("someone", [])
@@ -288,7 +289,7 @@ def test_hidden_states_are_kept_only_while_a_draft_is_near(decoder: Decoder, mak
 
 @pytest.mark.parametrize("chance, kept", [(0.9, True), (0.1, False)])
 def test_hidden_states_of_a_prompt_are_kept_where_drafts_behind_it_will_pay(
-    decoder: Decoder, oracle: Oracle, chance: float, kept: bool
+    decoder: tiny.Model, oracle: Oracle, chance: float, kept: bool
 ) -> None:
     config = tiny.engine_config()
     backend, proposer = Seen(tiny.make_backend(decoder, config)), Guesser(clairvoyant(oracle))
@@ -314,7 +315,7 @@ class Heard(EngineObserver):
 
 @pytest.mark.parametrize("wrong_every", [1, 2])
 def test_what_is_looked_up_and_does_not_pay_as_much_is_left_to_the_next(
-    decoder: Decoder, oracle: Oracle, wrong_every: int
+    decoder: tiny.Model, oracle: Oracle, wrong_every: int
 ) -> None:
     """Guesses that are wrong, and those that are right less often than the next one's."""
     config, heard = tiny.engine_config(), Heard()
@@ -327,7 +328,7 @@ def test_what_is_looked_up_and_does_not_pay_as_much_is_left_to_the_next(
     assert heard.proposed["free"] < 12
 
 
-def test_who_has_no_guess_leaves_it_to_the_next(decoder: Decoder, oracle: Oracle) -> None:
+def test_who_has_no_guess_leaves_it_to_the_next(decoder: tiny.Model, oracle: Oracle) -> None:
     heard = Heard()
 
     def at_times(tokens: Sequence[int]) -> list[int]:
@@ -341,7 +342,7 @@ def test_who_has_no_guess_leaves_it_to_the_next(decoder: Decoder, oracle: Oracle
     assert min(heard.accepted["free"], heard.accepted["function"]) > 0
 
 
-def test_a_prediction_is_drafted_from_the_first_token_on(decoder: Decoder, oracle: Oracle) -> None:
+def test_a_prediction_is_drafted_from_the_first_token_on(decoder: tiny.Model, oracle: Oracle) -> None:
     config = tiny.engine_config(spare=8)
     expected = oracle.greedy(PROMPT, 30, 2, 8)
     engine = Engine(tiny.make_backend(decoder, config), config, [LookUp(6)], length=Priced(0.01)).start()
@@ -363,7 +364,7 @@ def test_a_prediction_of_what_is_no_token_is_refused(make_engine: MakeEngine) ->
         engine.generate(sequence, 3, GREEDY, prediction=[tiny.VOCAB])
 
 
-def test_a_device_runs_ahead_while_no_guess_has_a_chance(decoder: Decoder, oracle: Oracle) -> None:
+def test_a_device_runs_ahead_while_no_guess_has_a_chance(decoder: tiny.Model, oracle: Oracle) -> None:
     config = tiny.engine_config()
     hopeless, hopeful = FreeGuesser(always_wrong(oracle)), FreeGuesser(clairvoyant(oracle))
     ahead = {}
@@ -397,7 +398,9 @@ class Elsewhere(WorksAhead, FunctionProposer):
         return super().propose(requests)
 
 
-def test_what_works_ahead_is_told_of_a_generate_and_drafts_at_once(decoder: Decoder, oracle: Oracle) -> None:
+def test_what_works_ahead_is_told_of_a_generate_and_drafts_at_once(
+    decoder: tiny.Model, oracle: Oracle
+) -> None:
     proposer = Elsewhere(clairvoyant(oracle))
     done = drafted(decoder, [proposer], Priced(0.01))
     assert proposer.expected == [len(PROMPT)]
@@ -405,7 +408,7 @@ def test_what_works_ahead_is_told_of_a_generate_and_drafts_at_once(decoder: Deco
     assert max(proposer.worth) > 0
 
 
-def test_a_device_runs_ahead_again_when_what_works_ahead_is_silent(decoder: Decoder) -> None:
+def test_a_device_runs_ahead_again_when_what_works_ahead_is_silent(decoder: tiny.Model) -> None:
     config = tiny.engine_config()
     backend, proposer = RunsAhead(tiny.make_backend(decoder, config)), Elsewhere(lambda tokens: [])
     engine = Engine(backend, config, [proposer], length=Priced(0.01)).start()
@@ -418,7 +421,7 @@ def test_a_device_runs_ahead_again_when_what_works_ahead_is_silent(decoder: Deco
     engine.shutdown()
 
 
-def test_a_generate_that_begins_ends_the_rest_of_the_proposers(decoder: Decoder, oracle: Oracle) -> None:
+def test_a_generate_that_begins_ends_the_rest_of_the_proposers(decoder: tiny.Model, oracle: Oracle) -> None:
     config = tiny.engine_config()
     backend = RunsAhead(tiny.make_backend(decoder, config))
     proposer = FreeGuesser(always_wrong(oracle))
@@ -432,7 +435,7 @@ def test_a_generate_that_begins_ends_the_rest_of_the_proposers(decoder: Decoder,
 
 
 def test_a_costly_proposer_that_was_wrong_in_one_session_is_not_asked_at_once_in_the_next(
-    decoder: Decoder, oracle: Oracle
+    decoder: tiny.Model, oracle: Oracle
 ) -> None:
     config = tiny.engine_config()
     proposer = FunctionProposer(always_wrong(oracle))

@@ -14,7 +14,6 @@ from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import KVSlab
 from kakeya.engine.stream import EventStream
 from kakeya.errors import InvariantViolation, KakeyaError, StepFailed, Unavailable
-from kakeya.models.decoder import Decoder
 from kakeya.observer import UNOBSERVED, EngineObserver
 from kakeya.types import FailedEvent, TokenEvent
 from support import tiny
@@ -27,7 +26,7 @@ MakeBreakable = Callable[..., tuple[Engine, Breakable]]
 
 
 @pytest.fixture
-def make(decoder: Decoder) -> Iterator[MakeBreakable]:
+def make(decoder: tiny.Model) -> Iterator[MakeBreakable]:
     engines: list[Engine] = []
 
     def make(observer: EngineObserver = UNOBSERVED, **changes: object) -> tuple[Engine, Breakable]:

@@ -1,6 +1,7 @@
 """Families with local layers, softcaps, several ropes, partial ones and none, past the wrap."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ from torch import Tensor
 
 from kakeya.config import EngineConfig
 from kakeya.engine.state import read_state, write_state
+from kakeya.errors import ConfigError
 from kakeya.models.config import ModelConfig
 from kakeya.models.decoder import Decoder
 from kakeya.models.rope import inverse_frequencies
-from kakeya.types import KernelChoice, Numerics
+from kakeya.types import BackendChoice, Numerics
 from support import families, tiny
 from support.engines import FunctionProposer, say
 from support.reference import pair_attention
@@ -67,17 +69,20 @@ def whole_history_logits(decoder: Decoder, tokens: list[int], sink: int, window:
     return decoder.logits(decoder.forward(torch.tensor(tokens), attend))
 
 
-@pytest.mark.parametrize("kernels", [KernelChoice.TORCH, KernelChoice.NATIVE])
+@pytest.mark.parametrize("computer", tiny.COMPUTERS)
 @pytest.mark.parametrize("numerics", list(Numerics))
 @pytest.mark.slow
-def test_every_family_stays_exact_past_the_wrap(
-    checkpoint: Path, kernels: KernelChoice, numerics: Numerics
-) -> None:
-    config: EngineConfig = tiny.engine_config(kernels=kernels, numerics=numerics)
-    decoder = tiny.load(checkpoint, config)
+def test_every_family_stays_exact_past_the_wrap(checkpoint: Path, computer: str, numerics: Numerics) -> None:
+    config: EngineConfig = tiny.engine_config(numerics=numerics, **tiny.COMPUTERS[computer])
+    decoder = tiny.load(checkpoint, replace(config, backend=BackendChoice.CPU))
+    assert isinstance(decoder, Decoder)
+    if computer == "mlx" and decoder.config.layer_heads:
+        with pytest.raises(ConfigError, match="gemma4 models, whose layers have heads of different sizes"):
+            tiny.load(checkpoint, config)
+        return
     tokens = torch.randint(3, families.VOCAB, (50,), generator=torch.Generator().manual_seed(1)).tolist()
     expected = whole_history_logits(decoder, tokens, 2, 8)
-    engine = tiny.make_engine(decoder, config)
+    engine = tiny.make_engine(decoder if computer != "mlx" else tiny.load(checkpoint, config), config)
     try:
         computed = engine.score(tokens)
     finally:

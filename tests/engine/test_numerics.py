@@ -9,22 +9,22 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from kakeya.config import EngineConfig
+from kakeya.engine.backend import Backend, StepOutput
 from kakeya.engine.batch import Segment
-from kakeya.engine.cpu.backend import CpuBackend, StepOutput
 from kakeya.engine.engine import Engine
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.state import read_state, write_state
 from kakeya.engine.stream import EventStream
-from kakeya.types import DType, KernelChoice, Numerics, SamplingParams, WeightFormat
+from kakeya.types import BackendChoice, DType, KernelChoice, Numerics, SamplingParams, WeightFormat
 from support import tiny
-from support.engines import GREEDY, say, tokens_of
+from support.engines import GREEDY, Extended, say, tokens_of
 
 
-class Recording(CpuBackend):
+class Recording(Extended):
     """The real backend, remembering every logits row by slab and position."""
 
-    def __init__(self, source: CpuBackend) -> None:
-        self.__dict__ |= source.__dict__
+    def __init__(self, source: Backend) -> None:
+        super().__init__(source)
         self.seen: dict[tuple[int, int], Tensor] = {}
 
     def run(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> StepOutput:
@@ -48,6 +48,10 @@ class Bench:
 
 
 EXACT = [
+    tiny.engine_config(numerics=Numerics.EXACT, backend=BackendChoice.MLX),
+    tiny.engine_config(
+        numerics=Numerics.EXACT, dtype=DType.BFLOAT16, weights=WeightFormat.INT4, backend=BackendChoice.MLX
+    ),
     tiny.engine_config(numerics=Numerics.EXACT),
     tiny.engine_config(numerics=Numerics.EXACT, dtype=DType.BFLOAT16, weights=WeightFormat.BF16),
     tiny.engine_config(numerics=Numerics.EXACT, dtype=DType.BFLOAT16, weights=WeightFormat.INT4),

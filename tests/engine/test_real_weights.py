@@ -1,6 +1,7 @@
 """The default model's real weights in float32, past several wraps: every engine says what the oracle says."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,21 @@ def real_oracle(checkpoint: Checkpoint) -> Oracle:
 def _float32(checkpoint: Checkpoint, name: str) -> Tensor:
     stored = checkpoint.tensor(name)
     return stored.dequantize() if isinstance(stored, BlockTensor) else stored.float()
+
+
+def test_mlx_says_in_float32_what_the_cpu_says(default_model: Path, checkpoint: Checkpoint) -> None:
+    """The file's own integers, multiplied by MLX, against the same numbers as floats in torch."""
+    prompt = Tokenizer(checkpoint.tokenizer_files()).encode(TEXT)
+    said = []
+    for backend in (BackendChoice.CPU, BackendChoice.MLX):
+        config = replace(CONFIG, backend=backend, weights=WeightFormat.AUTO)
+        engine = Engine(open_backend(open_checkpoint(default_model), config).backend, config).start()
+        try:
+            said.append(say(engine, engine.open("reader", []), prompt, ANSWER, GREEDY))
+        finally:
+            engine.shutdown()
+    assert said[0] == said[1]
+    assert len(prompt) + ANSWER > 2 * (SINK + WINDOW)
 
 
 def test_greedy_tokens_are_the_oracles(engine: Engine, checkpoint: Checkpoint, real_oracle: Oracle) -> None:

@@ -17,7 +17,6 @@ from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.state import read_state, write_state
 from kakeya.engine.stream import EventStream
 from kakeya.errors import InvalidArgument, InvariantViolation, StateMismatch
-from kakeya.models.decoder import Decoder
 from kakeya.observer import EngineObserver
 from kakeya.types import RecallQuery, ShareBeginnings, StopReason, TokenRange
 from support import tiny
@@ -94,13 +93,13 @@ def counted() -> Counted:
 Make = Callable[..., Engine]
 
 
-@pytest.fixture(scope="module")
-def decoder(tiny_llama: Path) -> Decoder:
-    return tiny.load(tiny_llama, config_of())
+@pytest.fixture(scope="module", params=["torch", "mlx"])
+def decoder(tiny_llama: Path, request: pytest.FixtureRequest) -> tiny.Model:
+    return tiny.load(tiny_llama, config_of(**tiny.COMPUTERS[request.param]))
 
 
 @pytest.fixture
-def make(decoder: Decoder, counted: Counted, request: pytest.FixtureRequest) -> Make:
+def make(decoder: tiny.Model, counted: Counted, request: pytest.FixtureRequest) -> Make:
     def make(
         before: Callable[[Sequence[Segment]], None] = lambda segments: None, **changes: object
     ) -> Engine:

@@ -13,7 +13,6 @@ from kakeya.engine.engine import Engine
 from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.slab import KVSlab
 from kakeya.errors import InvariantViolation, StepFailed
-from kakeya.models.decoder import Decoder
 from kakeya.types import SamplingParams, TokenEvent
 from support import tiny
 from support.engines import GREEDY, Hooked, RunsAhead, say, tokens_of
@@ -58,7 +57,7 @@ class _Unread:
 
 
 @pytest.fixture
-def make_ahead(decoder: Decoder) -> Iterator[MakeAhead]:
+def make_ahead(decoder: tiny.Model) -> Iterator[MakeAhead]:
     engines: list[Engine] = []
 
     def make(**changes: object) -> tuple[Engine, Watched]:
@@ -256,32 +255,23 @@ def test_a_failing_step_fails_its_own_request_only(
 
 
 def test_a_failed_prompt_block_past_the_wrap_is_undone(
-    hooked: Callable[..., tuple[Engine, Hooked]], oracle: Oracle, decoder: Decoder
+    hooked: Callable[..., tuple[Engine, Hooked]], oracle: Oracle
 ) -> None:
     """The block overwrote ring slots that are still needed; they must come back."""
-    fail = [True]
-    real = decoder.logits
 
-    def broken(*hidden: Tensor) -> Tensor:
-        if fail[0]:
-            raise MemoryError("no room for logits")
-        return real(*hidden)
+    def broken(logits: Tensor, requests: object) -> list[TokenEvent]:
+        raise MemoryError("no room to choose")
 
-    engine, _ = hooked(lambda segments: None, prefill_block=32)
+    engine, backend = hooked(lambda segments: None, prefill_block=32)
     sequence = engine.open("someone", [])
-    fail[0] = False
     first = say(engine, sequence, PROMPT * 4, 2)
-    fail[0] = True
     engine.append(sequence, PROMPT * 5)
-    decoder.logits = broken  # type: ignore[method-assign]
-    try:
-        with pytest.raises(StepFailed, match="no room for logits"):
-            tokens_of(engine.generate(sequence, 3, GREEDY))
-        fail[0] = False
-        spoken = [*PROMPT * 4, *first, *PROMPT * 5]
-        assert tokens_of(engine.generate(sequence, 3, GREEDY)) == oracle.greedy(spoken, 3, 2, 8)
-    finally:
-        del decoder.logits
+    real, backend._sample = backend._sample, broken
+    with pytest.raises(StepFailed, match="no room to choose"):
+        tokens_of(engine.generate(sequence, 3, GREEDY))
+    backend._sample = real
+    spoken = [*PROMPT * 4, *first, *PROMPT * 5]
+    assert tokens_of(engine.generate(sequence, 3, GREEDY)) == oracle.greedy(spoken, 3, 2, 8)
 
 
 def test_broken_bookkeeping_fails_and_frees_the_session(make_engine: MakeEngine) -> None:
@@ -301,8 +291,9 @@ def test_broken_bookkeeping_fails_and_frees_the_session(make_engine: MakeEngine)
     assert len(say(engine, other, [], 2)) == 2
 
 
+@pytest.mark.parametrize("decoder", ["torch"], indirect=True)
 def test_a_layer_that_was_not_written_is_an_inv1_violation(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, make_engine: MakeEngine
+    decoder: tiny.Model, monkeypatch: pytest.MonkeyPatch, make_engine: MakeEngine
 ) -> None:
     engine = make_engine()
     sequence = engine.open("someone", [])

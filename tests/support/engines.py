@@ -10,11 +10,10 @@ from torch import Tensor
 
 from kakeya import loading
 from kakeya.config import EngineConfig
-from kakeya.engine.backend import Backend, Failed, LaunchedStep, Reduction, StepResult
+from kakeya.engine.backend import Backend, Failed, LaunchedStep, Reduction, StepOutput, StepResult
 from kakeya.engine.backends import OpenedBackend, open_backend
 from kakeya.engine.batch import PENDING, PlannedSegment, Segment
 from kakeya.engine.beginnings import Beginnings
-from kakeya.engine.cpu.backend import CpuBackend, StepOutput
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import DraftRequest
 from kakeya.engine.request import Request
@@ -145,11 +144,21 @@ class Room:
             assert len(self._backend.launch(segments, requests).result().sampled) == len(requests)
 
 
-class Hooked(CpuBackend):
-    """The CPU's backend with something that happens before each run."""
+class Extended:
+    """Extends the class of whatever backend it is made from, and takes its place."""
 
-    def __init__(self, source: CpuBackend, before: Callable[[Sequence[Segment]], None]) -> None:
+    def __new__(cls, source: Backend, *rest: object) -> "Extended":
+        return object.__new__(type(cls.__name__, (cls, type(source)), {}))
+
+    def __init__(self, source: Backend) -> None:
         self.__dict__ |= source.__dict__
+
+
+class Hooked(Extended):
+    """A real backend with something that happens before each run."""
+
+    def __init__(self, source: Backend, before: Callable[[Sequence[Segment]], None]) -> None:
+        super().__init__(source)
         self.before = before
         self.batches: list[list[tuple[str, int]]] = []
 

@@ -19,6 +19,8 @@ from kakeya.engine.cpu.backend import CpuBackend, cpu_pool
 from kakeya.engine.cuda.backend import CudaBackend
 from kakeya.engine.cuda.weights import load_weights
 from kakeya.engine.engine import Engine
+from kakeya.engine.mlx.backend import MlxBackend, mlx_pool
+from kakeya.engine.mlx.weights import MlxWeights, load_mlx_weights
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import SlabPool, slab_geometry
@@ -31,7 +33,7 @@ from kakeya.models.hf_config import config_from_hf
 from kakeya.models.loader import load_decoder
 from kakeya.runtime import Runtime
 from kakeya.text import Tokenizer
-from kakeya.types import DType, Event, KernelChoice, Numerics, TokenizerFiles, WeightFormat
+from kakeya.types import BackendChoice, DType, Event, KernelChoice, Numerics, TokenizerFiles, WeightFormat
 
 VOCAB = 61
 LLAMA = {
@@ -73,6 +75,12 @@ CONFIG_JSON: dict[str, Any] = {
     "rope_theta": 10_000.0,
 }
 CPU = torch.device("cpu")
+# What computes: changes of an `engine_config`.
+COMPUTERS = {
+    "torch": {"kernels": KernelChoice.TORCH},
+    "native": {"kernels": KernelChoice.NATIVE},
+    "mlx": {"backend": BackendChoice.MLX},
+}
 
 
 def parse_config(**changes: Any) -> ModelConfig:
@@ -190,7 +198,14 @@ def engine_config(sink: int = 2, window: int = 8, spare: int = 4, **changes: obj
     return replace(base, **changes)
 
 
-def load(directory: Path, config: EngineConfig) -> Decoder:
+Model = Decoder | MlxWeights
+
+
+def load(directory: Path, config: EngineConfig) -> Model:
+    """The model as the CPU's or MLX's backend runs it."""
+    if config.backend is BackendChoice.MLX:
+        checkpoint = open_checkpoint(directory)
+        return load_mlx_weights(checkpoint, dtype=config.dtype, weights=config.weights)
     return load_decoder(
         open_checkpoint(directory),
         dtype=config.dtype,
@@ -200,7 +215,10 @@ def load(directory: Path, config: EngineConfig) -> Decoder:
     )
 
 
-def make_backend(decoder: Decoder, config: EngineConfig, fingerprint: str = "tiny") -> CpuBackend:
+def make_backend(decoder: Model, config: EngineConfig, fingerprint: str = "tiny") -> CpuBackend | MlxBackend:
+    if isinstance(decoder, MlxWeights):
+        pool = mlx_pool(decoder.config, config)
+        return MlxBackend(decoder, pool, native.load(config.kernels), fingerprint)
     return CpuBackend(
         decoder, cpu_pool(decoder, config), config.numerics, native.load(config.kernels), fingerprint
     )
@@ -258,7 +276,7 @@ def write_random_drafter(
     return path
 
 
-def make_engine(decoder: Decoder, config: EngineConfig, proposer: Proposer | None = None) -> Engine:
+def make_engine(decoder: Model, config: EngineConfig, proposer: Proposer | None = None) -> Engine:
     proposers = () if proposer is None else (proposer,)
     return Engine(make_backend(decoder, config), config, proposers).start()
 

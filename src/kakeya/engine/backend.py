@@ -41,6 +41,15 @@ class StepResult:
         return self
 
 
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step computed, where the host chooses the tokens."""
+
+    logits: Tensor
+    """[asked rows, vocab] float32, in segment order."""
+    hidden: Mapping[int, Tensor]
+
+
 class Backend(Protocol):
     """A device that holds a pool of slabs and runs batches over it. Owned by the engine thread."""
 

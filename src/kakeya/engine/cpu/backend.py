@@ -1,7 +1,6 @@
 """The CPU backend: the decoder in this process's memory. A step is over when its launch returns."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kakeya.config import EngineConfig
-from kakeya.engine.backend import LaunchedStep, Reduction, StepResult
+from kakeya.engine.backend import LaunchedStep, Reduction, StepOutput, StepResult
 from kakeya.engine.batch import Segment
 from kakeya.engine.beginnings import GRANULE
 from kakeya.engine.cpu.attention import AttentionStep, NativeAttention, TorchAttention
@@ -23,15 +22,6 @@ from kakeya.models.decoder import Decoder
 from kakeya.types import Numerics, TokenEvent
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class StepOutput:
-    """What a step computed, before anything is chosen."""
-
-    logits: Tensor
-    """[asked rows, vocab] float32, in segment order."""
-    hidden: Mapping[int, Tensor]
 
 
 def cuts_anywhere(decoder: Decoder, numerics: Numerics) -> bool:

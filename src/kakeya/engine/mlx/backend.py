@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kakeya.config import EngineConfig
-from kakeya.engine.backend import LaunchedStep, Reduction, StepResult
+from kakeya.engine.backend import LaunchedStep, Reduction, StepOutput, StepResult
 from kakeya.engine.batch import Segment
 from kakeya.engine.beginnings import GRANULE
 from kakeya.engine.cpu.sampler import native_sampler
@@ -89,8 +89,8 @@ class MlxBackend:
         requests: Sequence[SampleRequest],
         hidden_layers: Sequence[int] = (),
     ) -> LaunchedStep:
-        logits, hidden = self._run(segments, hidden_layers)
-        return StepResult(self._sample(logits, requests), hidden)
+        output = self.run(segments, hidden_layers)
+        return StepResult(self._sample(output.logits, requests), output.hidden)
 
     def launch_drafting(
         self, segments: Sequence[Segment], requests: Sequence[SampleRequest], count: int
@@ -101,8 +101,7 @@ class MlxBackend:
         raise AssertionError("this backend does not run ahead")
 
     def score(self, segment: Segment, reduce: Reduction[T]) -> list[T]:
-        logits, _ = self._run([segment], ())
-        return [reduce(segment.start, logits)]
+        return [reduce(segment.start, self._computed([segment], ()).logits)]
 
     # What a drafter shares with the model that it guesses for.
 
@@ -123,10 +122,11 @@ class MlxBackend:
         mx.eval(array)
         return to_torch(array)
 
-    def _run(
-        self, segments: Sequence[Segment], hidden_layers: Sequence[int]
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """The logits of the asked-for rows and the hidden states of all rows, in segment order."""
+    def run(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> StepOutput:
+        """The logits of the asked-for rows, and the hidden states of all rows, in segment order."""
+        return self._computed(segments, hidden_layers)
+
+    def _computed(self, segments: Sequence[Segment], hidden_layers: Sequence[int]) -> StepOutput:
         end_streams_with_thread()
         groups = list(groups_of(segments, hidden_layers))
         outputs = [
@@ -138,7 +138,7 @@ class MlxBackend:
             self._store(group, output)
         logits, hidden = _in_order(groups, outputs, hidden_layers)
         joined = torch.cat(logits) if logits else torch.empty(0, self.vocab_size)
-        return joined, {layer: torch.cat(parts) for layer, parts in hidden.items()}
+        return StepOutput(joined, {layer: torch.cat(parts) for layer, parts in hidden.items()})
 
     def _store(self, group: Group, output: GroupOutput) -> None:
         storage = self.pool.storage
