@@ -64,6 +64,7 @@ def test_conversations_alone(run: Run, small: list[str], tmp_path: Path) -> None
         (["--kind", "both"], "kind must be steps or block, got 'both'"),
         (["--conversations", "3"], "conversations must be at least 8, got 3"),
         (["--backend", "cuda"], "there is no CUDA device"),
+        (["--backend", "mlx"], "training does not run on mlx; choose --backend cpu or cuda"),
         (["--output", "/nowhere/it"], "there is no directory /nowhere"),
         (["--sessions", "0"], "sessions must be at least 1, got 0"),
     ],

@@ -49,7 +49,7 @@ def config_of(kind: str, **changes: object) -> EngineConfig:
     numerics = Numerics.EXACT if kind == "exact" else Numerics.FAST
     own = {
         "native": {"kernels": KernelChoice.NATIVE, "weights": WeightFormat.AUTO},
-        "mlx": {"backend": BackendChoice.MLX, "weights": WeightFormat.AUTO},
+        "mlx": {"backend": BackendChoice.MLX},
     }
     return tiny.engine_config(4, 96, 8, capacity=6, numerics=numerics, **(own.get(kind, {}) | changes))
 
@@ -58,7 +58,7 @@ def config_of(kind: str, **changes: object) -> EngineConfig:
 def decoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tiny.Model]:
     folder = tmp_path_factory.mktemp("beginnings")
     llama, mixed = tiny.write_llama(folder / "llama"), gguf_files.write_mixed(folder / "mixed.gguf")
-    files: dict[str, Path] = {"native": mixed, "mlx": mixed, "exact": llama, "fast": llama}
+    files: dict[str, Path] = {"native": mixed, "mlx": llama, "exact": llama, "fast": llama}
     return {kind: tiny.load(path, config_of(kind)) for kind, path in files.items()}
 
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,8 @@ def test_memory_is_weights_slab_and_process() -> None:
     assert need.weights == 550_000
     assert need.slab == 2 * 2 * 3 * 64 * 2 * 100
     assert need.total == need.weights + need.slab + fitting.PROCESS_BYTES
+    on_mlx = memory_need(SHAPE, 500_000, replace(CPU, backend=BackendChoice.MLX))
+    assert on_mlx.weights == 675_000, "its scales have 32 bits"
     assert str(need) == (
         "weights 550,000 + a session's slab 153,600 + the process 350,000,000 = 350,703,600 bytes"
     )

@@ -107,6 +107,15 @@ def test_the_pool_and_what_mlx_reads_are_the_same_memory(tiny_llama: Path) -> No
     assert pool.array.nbytes == pool.storage.nbytes == config.capacity * pool.geometry.slab_bytes
 
 
+def test_a_pool_beyond_one_buffer_is_refused(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = tiny.load(tiny_llama, CONFIG)
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_buffer_length": 4000})
+    with pytest.raises(
+        ConfigError, match="does not fit in one buffer of MLX: 4 slabs .* 4,000 bytes are allowed"
+    ):
+        tiny.make_backend(weights, CONFIG)
+
+
 @torch.inference_mode()
 def test_a_drafter_shares_the_table_and_the_head(tiny_llama: Path) -> None:
     on_cpu = replace(CONFIG, backend=BackendChoice.CPU)

@@ -28,6 +28,9 @@ from kakeya.types import Numerics, TokenEvent
 
 T = TypeVar("T")
 
+# What MLX may keep of memory that steps have freed. By itself it would keep nearly all of the machine's.
+_CACHE_BYTES = 256 * 2**20
+
 
 class MlxPool(SlabPool):
     """Slabs that MLX reads and the host writes: `array` and `storage` are the same memory."""
@@ -36,7 +39,14 @@ class MlxPool(SlabPool):
         super().__init__(geometry, count, CPU, granule, prefix_bytes)
 
     def _slabs(self, count: int) -> Tensor:
-        shape = (count, *self.geometry.shape)
+        shape, taken = (count, *self.geometry.shape), count * self.geometry.slab_bytes
+        most = mx.device_info().get("max_buffer_length", taken)
+        if taken > int(most):
+            raise ConfigError(
+                f"the KV pool does not fit in one buffer of MLX: {count} slabs x "
+                f"{self.geometry.slab_bytes:,} bytes, {most:,} bytes are allowed; "
+                "lower --capacity or --window"
+            )
         self.array, storage = shared_zeros(shape, FLOAT_TYPES[self.geometry.dtype])
         return storage
 
@@ -73,6 +83,7 @@ class MlxBackend:
     most_drafting = 0
 
     def __init__(self, weights: MlxWeights, pool: MlxPool, kernels: Kernels | None, fingerprint: str) -> None:
+        mx.set_cache_limit(_CACHE_BYTES)
         self.pool = pool
         self.vocab_size = weights.config.vocab_size
         self.fingerprint = fingerprint
