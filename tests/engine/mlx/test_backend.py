@@ -10,6 +10,7 @@ import torch
 
 from kakeya.engine.engine import Engine
 from kakeya.engine.mlx.backend import MlxBackend, check_mlx, device_name
+from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.state import read_state, write_state
 from kakeya.errors import ConfigError
 from kakeya.types import BackendChoice, DType, KernelChoice, Numerics, WeightFormat
@@ -124,6 +125,8 @@ def test_a_drafter_shares_the_table_and_the_head(tiny_llama: Path) -> None:
     assert torch.allclose(here.embed(ids), there.embed(ids))
     rows = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(here.logits(rows), there.logits(rows), atol=1e-4)
+    greedy = [SampleRequest(GREEDY, 0)] * 3
+    assert here.choose(here.logits(rows), greedy) == there.choose(there.logits(rows), greedy)
 
 
 def test_gemma_with_a_nested_configuration(tmp_path: Path) -> None:

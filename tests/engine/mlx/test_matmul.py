@@ -91,3 +91,9 @@ def test_a_bias_is_added() -> None:
     dense = DenseMatrix(mx.array(inputs(4).numpy()))
     x, bias = inputs(2), torch.arange(4.0)
     assert close(Linear(dense, mx.array(bias.numpy()))(mx.array(x.numpy())), x @ inputs(4).T + bias)
+
+
+def test_a_stack_of_different_parts_is_no_table() -> None:
+    parts = [affine_of_blocks(blocks_of(BlockFormat.Q4_0)), affine_of_blocks(blocks_of(BlockFormat.Q8_0))]
+    with pytest.raises(AssertionError, match="one part"):
+        stacked(parts).rows(mx.array([0]))

@@ -1,5 +1,6 @@
 """How MLX holds a model: what it says, what it takes and what it refuses."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -73,6 +74,16 @@ def test_heads_of_different_sizes_are_refused_by_name(tmp_path: Path) -> None:
     for ask in (load_mlx_weights, mlx_weight_bytes):
         with refusal:
             ask(open_checkpoint(tmp_path), dtype=DType.FLOAT32, weights=WeightFormat.AUTO)
+
+
+@pytest.mark.parametrize("part", ["value_norm", "layer_scalars"])
+def test_parts_that_the_decoder_lacks_are_refused(
+    tiny_llama: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = open_checkpoint(tiny_llama)
+    monkeypatch.setattr(checkpoint, "config", replace(checkpoint.config, **{part: True}))
+    with pytest.raises(ConfigError, match="normed values or scalars, do not run on mlx"):
+        load_mlx_weights(checkpoint, dtype=DType.FLOAT32, weights=WeightFormat.AUTO)
 
 
 def test_a_tied_head_is_the_embedding(tiny_llama: Path) -> None:

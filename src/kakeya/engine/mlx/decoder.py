@@ -64,8 +64,6 @@ class MlxDecoder:
             attention = _Attention(self, shape, inputs, index)
             hidden = self._attention_block(attention, layer, hidden)
             hidden = self._mlp_block(layer, hidden)
-            if layer.scalar is not None:
-                hidden = hidden * layer.scalar
             if index in shape.hidden_layers:
                 taps[index] = hidden.reshape(shape.rows, -1)
             kept += attention.kept

@@ -34,7 +34,7 @@ _GROUP_BYTES = 8  # a float32 scale and a float32 minimum
 
 @dataclass(frozen=True)
 class MlxLayer:
-    """One layer's matrices and norms, as `models.layer.Layer` has them."""
+    """One layer's matrices and norms, as `models.layer.Layer` has them, without the scalar."""
 
     input_norm: mx.array | None
     qkv: Linear
@@ -46,7 +46,6 @@ class MlxLayer:
     gate_up: Linear
     down: Linear
     post_mlp_norm: mx.array | None
-    scalar: mx.array | None
 
 
 @dataclass(frozen=True)
@@ -92,10 +91,10 @@ def mlx_weight_bytes(checkpoint: Checkpoint, *, dtype: DType, weights: WeightFor
 
 
 def _check_supported(model: ModelConfig) -> None:
-    if model.layer_heads:
+    if model.layer_heads or model.value_norm or model.layer_scalars:
         raise ConfigError(
-            f"{model.family} models, whose layers have heads of different sizes, do not run on mlx yet; "
-            "choose --backend cpu"
+            f"{model.family} models, whose layers have heads of different sizes, normed values or scalars, "
+            "do not run on mlx yet; choose --backend cpu"
         )
 
 
