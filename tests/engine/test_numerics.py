@@ -48,10 +48,6 @@ class Bench:
 
 
 EXACT = [
-    tiny.engine_config(numerics=Numerics.EXACT, backend=BackendChoice.MLX),
-    tiny.engine_config(
-        numerics=Numerics.EXACT, dtype=DType.BFLOAT16, weights=WeightFormat.INT4, backend=BackendChoice.MLX
-    ),
     tiny.engine_config(numerics=Numerics.EXACT),
     tiny.engine_config(numerics=Numerics.EXACT, dtype=DType.BFLOAT16, weights=WeightFormat.BF16),
     tiny.engine_config(numerics=Numerics.EXACT, dtype=DType.BFLOAT16, weights=WeightFormat.INT4),
@@ -60,6 +56,10 @@ EXACT = [
     ),
     tiny.engine_config(
         numerics=Numerics.EXACT, dtype=DType.FLOAT32, weights=WeightFormat.INT8, kernels=KernelChoice.NATIVE
+    ),
+    tiny.engine_config(numerics=Numerics.EXACT, backend=BackendChoice.MLX),
+    tiny.engine_config(
+        numerics=Numerics.EXACT, dtype=DType.BFLOAT16, weights=WeightFormat.INT4, backend=BackendChoice.MLX
     ),
 ]
 FAST = [
@@ -70,7 +70,8 @@ FAST = [
 
 
 def name(config: EngineConfig) -> str:
-    return f"{config.dtype}-{config.weights}-{config.kernels}"
+    computer = "mlx" if config.backend is BackendChoice.MLX else config.kernels
+    return f"{config.dtype}-{config.weights}-{computer}"
 
 
 def assert_same_bits(first: dict[int, Tensor], second: dict[int, Tensor]) -> None:
