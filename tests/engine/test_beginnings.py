@@ -170,8 +170,10 @@ def test_prompts_at_once_compute_their_beginning_once(make_engine: MakeEngine) -
     for index, sequence in enumerate(sequences):
         engine.append(sequence, [*BEGINNING[:60], index + 2])
     streams = [engine.generate(sequence, 2, GREEDY) for sequence in sequences]
-    cached = sorted(done_of(stream).cached_token_count for stream in streams)
-    assert cached == [0, 48, 48, 48, 48]  # less than a granule is computed by all
+    first, *others = sorted(done_of(stream).cached_token_count for stream in streams)
+    assert first == 0
+    # Less than a granule is computed by all that come in the same step, and copied by whoever comes later.
+    assert all(48 <= cached <= 60 for cached in others)
 
 
 def test_the_least_recently_used_granules_go_first(make_engine: MakeEngine) -> None:
