@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-import psutil
 import typer
 
 from kakeya.bench.benchmark import EngineBenchmark, Results, Run
+from kakeya.bench.processes import resident_bytes
 from kakeya.bench.report import Gate, at_most
 from kakeya.bench.stats import percentile, ratio
 from kakeya.bench.tables import MIB, MS, Chart, Table, figure, figures, listing
@@ -164,7 +164,6 @@ class _Night:
         self._times = WakeTimes()
         self._errors: list[str] = []
         self._host_bytes = self._disk_bytes = 0
-        self._process = psutil.Process()
         self._first_bytes = self._most_bytes = 0
 
     def pass_(self) -> HibernateResults:
@@ -174,7 +173,7 @@ class _Night:
         settings = RuntimeConfig(session_idle_ttl_s=None, state=bench.state(self._directory))
         config = bench.engine_config(capacity=bench.slabs)
         with Runtime.open(bench.model, config, settings, self._times) as runtime:
-            self._first_bytes = self._process.memory_info().rss
+            self._first_bytes = resident_bytes() or 0
             prompts = [self._prompt(runtime) for _ in range(bench.sessions)]
             began = time.monotonic()
             sessions, first = self._first_turns(runtime, prompts)
@@ -251,7 +250,7 @@ class _Night:
         return done
 
     def _look(self, runtime: "Runtime") -> None:
-        self._most_bytes = max(self._most_bytes, self._process.memory_info().rss)
+        self._most_bytes = max(self._most_bytes, resident_bytes() or 0)
         tiers = runtime.tiers()
         if tiers is not None:
             self._host_bytes = max(self._host_bytes, tiers.host_bytes)
