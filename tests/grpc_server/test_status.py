@@ -218,6 +218,8 @@ def test_unknown_fields_are_ignored(server: Server, runtime: Runtime) -> None:
 def test_the_table_knows_every_error_a_caller_can_cause() -> None:
     rows = {
         errors.SessionNotFound("x"): Code.NOT_FOUND,
+        errors.PresetNotFound("x"): Code.NOT_FOUND,
+        errors.RunNotFound("x"): Code.NOT_FOUND,
         errors.InvalidArgument("x"): Code.INVALID_ARGUMENT,
         errors.StateMismatch("x"): Code.INVALID_ARGUMENT,
         errors.SessionBusy("x"): Code.ABORTED,
