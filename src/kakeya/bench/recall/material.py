@@ -40,11 +40,13 @@ OTHER_WORDS = (
 
 @dataclass(frozen=True)
 class Fact:
-    """A sentence. One that is sought answers the question; one that is `early` is told before those."""
+    """A sentence, behind a `lead` that tells nothing. One that is sought answers the question; one that is
+    `early` is told before those."""
 
     text: str
     is_sought: bool = False
     early: bool = False
+    lead: str = "\n"
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,9 @@ def _asked_code(name: str) -> str:
 
 def one(chance: random.Random) -> Telling:
     (key,) = _keys(chance, 1)
-    said = f"Note this down: the secret number is {key}. Remember it, {key} is the secret number."
+    said = f" the secret number is {key}. Remember it, {key} is the secret number."
     question = _asked("What is the secret number?", "The secret number is")
-    return Telling((Fact(said, is_sought=True),), question, (key,))
+    return Telling((Fact(said, is_sought=True, lead="\nNote this down:"),), question, (key,))
 
 
 def alike(chance: random.Random, *, count: int) -> Telling:
@@ -196,7 +198,8 @@ def make_trial(
     sought, done = [], 0
     for place, fact in sorted(places, key=lambda each: each[0]):
         history += text[done:place]
-        said = list(encode(f"\n{fact.text}\n"))
+        history += encode(fact.lead)
+        said = list(encode(f"{fact.text}\n"))
         if fact.is_sought:
             sought.append(TokenRange(len(history), len(history) + len(said)))
         history, done = history + said, place
