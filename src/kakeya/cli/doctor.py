@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 EXTRAS = {
     "huggingface_hub": ("hub", "models by hub id"),
     "opentelemetry.sdk": ("otel", "traces of every generate"),
+    "mlx": ("mlx", "--backend mlx on Apple silicon"),
 }
 
 
