@@ -56,7 +56,8 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
 
     logs.configure(options.log_level, options.log_format)
     adopt_foreign_logs()
-    banner = Banner(screen, settings.grpc, settings.http, options.log_format)
+    state = options.runtime_config().state
+    banner = Banner(screen, settings.grpc, settings.http, options.log_format, state)
     banner.warn()
     metrics = Metrics()
     with metrics_endpoint(options, metrics) as metrics_url:

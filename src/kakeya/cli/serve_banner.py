@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 
 import kakeya
 from kakeya.cli.console import Screen, human_bytes
-from kakeya.config import NO_PROPOSER, HttpConfig, Listening, ServerConfig
+from kakeya.config import NO_PROPOSER, HttpConfig, Listening, ServerConfig, StateConfig
 from kakeya.logs import LogFormat
-from kakeya.types import RuntimeFacts, ShareBeginnings
+from kakeya.types import Durability, RuntimeFacts, ShareBeginnings
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +55,15 @@ class Banner(Notices):
     """Of `kakeya serve`."""
 
     def __init__(
-        self, screen: Screen, config: ServerConfig, http: HttpConfig | None, log_format: LogFormat
+        self,
+        screen: Screen,
+        config: ServerConfig,
+        http: HttpConfig | None,
+        log_format: LogFormat,
+        state: StateConfig | None = None,
     ) -> None:
         super().__init__(screen, config, log_format)
-        self._http = http
+        self._http, self._state = http, state
 
     def warn(self) -> None:
         """Say plainly what is dangerous about the way the servers listen."""
@@ -95,8 +100,23 @@ class Banner(Notices):
         if facts.proposer != NO_PROPOSER:
             taken = f", {human_bytes(facts.proposer_bytes)}, taken now" if facts.proposer_bytes else ""
             yield f"  drafts    up to {facts.draft_tokens} tokens where it pays, by {facts.proposer}{taken}"
+        if self._state is not None:
+            yield f"  keeps     {_kept(self._state)}"
         yield f"  callers   {self.callers()}"
         if http_url is not None:
             yield f"  http      {http_url}/ (console), {http_url}/v1 (OpenAI's API), {http_url}/openapi.json"
         if metrics_url is not None:
             yield f"  metrics   {metrics_url}"
+
+
+def _kept(state: StateConfig) -> str:
+    """Where sessions are stored, what they survive there, and how many may sleep."""
+    survives = {
+        Durability.NONE: "a clean end of the server",
+        Durability.PROCESS: "a crash of the server",
+        Durability.POWER: "a loss of power",
+    }
+    host, disk = human_bytes(state.host_tier_bytes), human_bytes(state.disk_tier_bytes)
+    sealed = ", encrypted" if state.key_file is not None else ""
+    kept = f"sessions in {state.directory}{sealed}, over {survives[state.durability]}"
+    return f"{kept}; asleep at most {host} in memory and {disk} on disk"
