@@ -204,6 +204,22 @@ def test_errors_have_anthropics_shape(talker: Talker) -> None:
     assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
 
 
+def test_an_error_ends_a_stream_in_anthropics_shape(
+    talker: Talker, wide: tuple[HttpServer, Runtime], letters: dict[str, int]
+) -> None:
+    runtime = wide[1]
+    asked = {"messages": [user("Hello")], "max_tokens": 100_000, "logit_bias": letters}
+    with talker.streaming(MESSAGES, **asked) as lines:
+        while next(lines) != "event: content_block_delta":
+            pass
+        [info] = runtime.list_sessions(owner="local")[0]
+        runtime.close_session(info.session_id, owner="local")
+        *_, name, data = lines
+    assert name == "event: error"
+    error = json.loads(data)
+    assert (error["type"], error["error"]["type"]) == ("error", "not_found_error")
+
+
 @pytest.mark.parametrize("headers", [{"x-api-key": "right"}, {"authorization": "Bearer right"}])
 def test_either_header_has_the_key(model: Path, headers: dict[str, str]) -> None:
     config = replace(ANY_PORT, key_hashes=(hash_key("right"),))

@@ -48,8 +48,7 @@ class MessageAnswer:
             yield _written(self._begin())
             async with aclosing(self._choice.deltas()) as deltas:
                 async for delta in deltas:
-                    if written := _written(self._tell(delta)):
-                        yield written
+                    yield _written(self._tell(delta))
         except Exception as error:
             yield error_event(error, MESSAGES)
 
