@@ -40,23 +40,24 @@ class Place:
 
 @dataclass(frozen=True)
 class Program:
-    """What to install, and commands of the environment's own programs. `{…}` are the fields of a place."""
+    """What to install, and what to run in its environment. `{…}` are the fields of a place."""
 
     packages: tuple[str, ...]
     commands: tuple[tuple[str, ...], ...]
 
 
-def _guidellm(route: str, name: str, *, held: bool) -> tuple[str, ...]:
-    """Conversations of four turns, two at a time; the server or the client has the history."""
+def _guidellm(route: str, name: str, seed: int, *, held: bool) -> tuple[str, ...]:
+    """Conversations of eight turns, two at a time; the server or the client has the history. Each way needs a
+    seed of its own: what others have said before, a server need not compute."""
     history = ",server_history=true" if held else ""
     return (
         "guidellm",
         "run",
         *("--backend", f"kind=openai_http,target={{url}},model={MODEL},request_format={route}{history}"),
         *("--tokenizer", "kind=huggingface_auto,model={tokenizer}"),
-        *("--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=32,turns=4"),
+        *("--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=32,turns=8"),
         *("--profile", "kind=concurrent,streams=2"),
-        *("--constraint", "kind=max_requests,count=24", "--seed", "kind=static,value=7"),
+        *("--constraint", "kind=max_requests,count=48", "--seed", f"kind=static,value={seed}"),
         *("--output", f"kind=json,path={{output}}/guidellm-{name}.json", "--disable-console-interactive"),
     )
 
@@ -65,21 +66,24 @@ PROGRAMS = {
     "guidellm": Program(
         ("guidellm==0.8.1",),
         (
-            _guidellm("/v1/responses", "responses", held=True),
-            _guidellm("/v1/chat/completions", "chat", held=False),
-            ("python", "compat/programs/guidellm_reports.py", "{output}"),
+            _guidellm("/v1/responses", "responses", 7, held=True),
+            _guidellm("/v1/chat/completions", "chat", 8, held=False),
+            (sys.executable, "compat/programs/guidellm_reports.py", "{output}"),
         ),
     ),
     "aiperf": Program(
         ("aiperf==0.13.0",),
         (
             (
+                # Told that it is offline, it reads tokenizers from the hub's cache alone, and no folder.
+                *("env", "-u", "HF_HUB_OFFLINE"),
                 *("aiperf", "profile", "--model", MODEL, "--url", "{url}", "--endpoint-type", "chat"),
                 *("--streaming", "--tokenizer", "{tokenizer}", "--concurrency", "2", "--request-count", "8"),
                 *("--synthetic-input-tokens-mean", "64", "--output-tokens-mean", "24", "--random-seed", "7"),
                 *("--extra-inputs", "ignore_eos:true", "--extra-inputs", "min_tokens:24"),
                 *("--artifact-dir", "{output}/aiperf", "--ui", "none"),
             ),
+            ("python", "compat/programs/aiperf_report.py", "{output}/aiperf"),
         ),
     ),
     "openai-agents": Program(("openai-agents==0.24.0",), (("python", "compat/programs/agents_sdk.py"),)),
