@@ -81,6 +81,7 @@ PROGRAMS = {
                 *("--streaming", "--tokenizer", "{tokenizer}", "--concurrency", "2", "--request-count", "8"),
                 *("--synthetic-input-tokens-mean", "64", "--output-tokens-mean", "24", "--random-seed", "7"),
                 *("--extra-inputs", "ignore_eos:true", "--extra-inputs", "min_tokens:24"),
+                "--use-server-token-count",  # of special tokens it sees no text to count
                 *("--artifact-dir", "{output}/aiperf", "--ui", "none"),
             ),
             ("python", "compat/programs/aiperf_report.py", "{output}/aiperf"),

@@ -1,5 +1,6 @@
 """Agents with one system message compute it once, over HTTP too, and say what they would have said alone."""
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -43,6 +44,19 @@ def test_later_agents_copy_the_system_message(talkers: tuple[Talker, Talker]) ->
         assert cached(expected) == 0
         # All of it but what is less than a granule.
         assert cached(said) >= (len(SYSTEM["content"]) - 32 if index else 0)
+
+
+def test_a_stream_of_messages_begins_with_what_was_copied(talkers: tuple[Talker, Talker]) -> None:
+    sharing, _ = talkers
+    for question in ("How are you?", "Why is that?"):
+        fields = {"system": SYSTEM["content"], "messages": [user(question)], "max_tokens": 5}
+        with sharing.streaming("/v1/messages", **fields) as lines:
+            events = [json.loads(line) for line in lines if line.startswith("{")]
+        begun = events[0]["message"]["usage"]
+        [ended] = [event["usage"] for event in events if event["type"] == "message_delta"]
+        assert begun == ended | {"output_tokens": 0}
+    # All of it but what is less than a granule.
+    assert begun["cache_read_input_tokens"] >= len(SYSTEM["content"]) - 32
 
 
 def test_several_choices_compute_their_prompt_once(talkers: tuple[Talker, Talker]) -> None:

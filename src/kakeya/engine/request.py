@@ -174,6 +174,7 @@ class Request:
         now = time.monotonic()
         if self.first_token_at is None:
             self.first_token_at = now
+            self.stream.cached_tokens = self.cached_tokens
             self.sequence.observer.first_token(now - self.queued_at)
         else:
             self.sequence.observer.next_token(now - self.last_token_at)

@@ -23,6 +23,7 @@ class EventStream:
         self._changed = threading.Condition()
         self._events: deque[Event] = deque()
         self.taken = 0  # tokens that its reader has
+        self.cached_tokens = 0  # of the prompt, computed before; known to the reader of a first token
         self._queued = 0  # tokens that were put; only the engine counts here, and only the reader there
         self._waiting = False
         self._reader_is_behind = False
@@ -45,6 +46,8 @@ class EventStream:
             self._queued += 1
         elif isinstance(event, (DoneEvent, FailedEvent)):
             self._terminated = True
+            if isinstance(event, DoneEvent):
+                self.cached_tokens = event.cached_token_count  # a replay is put whole before it is read
         self._events.append(event)
         if self._waiting or self._announce is not None:
             with self._changed:

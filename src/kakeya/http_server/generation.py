@@ -225,6 +225,12 @@ class Answer:
         return self._prompt_tokens, self._text.token_count
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were computed before. Known once there is a piece."""
+        assert self._stream is not None, "the answer has not begun"
+        return self._stream.cached_tokens
+
+    @property
     def usage(self) -> Usage:
         """What it took. Known once it has ended."""
         assert self._done is not None, "the answer has not ended"

@@ -15,6 +15,9 @@ _GROUP = 8
 class EventSource(Protocol):
     """What a generate hands out: an engine's stream, or the replay of one."""
 
+    @property
+    def cached_tokens(self) -> int: ...
+
     def when_ready(self, announce: Callable[[], None], events: int = 1) -> None: ...
 
     def poll(self) -> Event | None: ...

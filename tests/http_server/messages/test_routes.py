@@ -102,7 +102,7 @@ def test_the_events_build_up_the_same_message(talker: Talker, letters: dict[str,
     assert kinds[:3] == ["message_start", "ping", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert "".join(deltas) == text_of(whole)
-    assert events[0]["message"]["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+    assert events[0]["message"]["usage"] == whole["usage"] | {"output_tokens": 0}
     assert events[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
     assert events[-2]["usage"] == whole["usage"]
 
@@ -123,6 +123,15 @@ def test_a_conversation_goes_on_in_its_session(
         messages=[user("Hello"), answer, user("Go on")],
     ).json()
     assert counted == {"input_tokens": second["input_tokens"] + second["cache_read_input_tokens"]}
+
+
+def test_a_stream_begins_with_what_was_cached(talker: Talker, letters: dict[str, int]) -> None:
+    settings = {"logit_bias": letters, "seed": 3}
+    first = ask(talker, user("Hello"), **settings)
+    events = events_of(talker, user("Hello"), said(first), user("Go on"), **settings)
+    begun, ended = events[0]["message"]["usage"], events[-2]["usage"]
+    assert begun["cache_read_input_tokens"] == first["usage"]["input_tokens"] + 8 - 1
+    assert begun | {"output_tokens": 8} == ended
 
 
 def test_a_stop_sequence_is_told_and_is_no_part_of_the_answer(

@@ -9,6 +9,7 @@ from typing import Any
 from kakeya.http_server.completions.chat import ChatChoice
 from kakeya.http_server.completions.completion import Delta
 from kakeya.http_server.errors import MESSAGES, error_event
+from kakeya.http_server.generation import Usage
 from kakeya.http_server.streaming import named_sse
 from kakeya.text.prompting import ToolCall
 
@@ -28,6 +29,7 @@ class MessageAnswer:
             "role": "assistant",
             "model": model,
         }
+        self._has_begun = False
         self._blocks = 0
         self._open: str | None = None
         """What kind the block is that is being told: of text, or of a call."""
@@ -45,7 +47,6 @@ class MessageAnswer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The message as server-sent events. An error is the last of them."""
         try:
-            yield _written(self._begin())
             async with aclosing(self._choice.deltas()) as deltas:
                 async for delta in deltas:
                     yield _written(self._tell(delta))
@@ -53,14 +54,10 @@ class MessageAnswer:
             yield error_event(error, MESSAGES)
 
     def _begin(self) -> Iterator[Event]:
-        # What was cached is not known before the end, whose usage takes the place of this one.
-        counts = self._choice.token_counts
-        usage = {
-            "input_tokens": counts["prompt_tokens"],
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
-            "output_tokens": 0,
-        }
+        # Not before the first token: until then other sessions may still spare it parts of the prompt.
+        self._has_begun = True
+        answer = self._choice.answer
+        usage = Usage(answer.token_counts[0], cached_tokens=answer.cached_tokens).to_messages()
         no_end = {"stop_reason": None, "stop_sequence": None}
         message = {**self._head, "content": [], **no_end, "usage": usage}
         yield {"type": "message_start", "message": message}
@@ -68,6 +65,8 @@ class MessageAnswer:
 
     def _tell(self, delta: Delta) -> Iterator[Event]:
         call = delta.call
+        if not self._has_begun:
+            yield from self._begin()
         if delta.text:
             if self._open != "text":
                 yield from self._start({"type": "text", "text": ""})
