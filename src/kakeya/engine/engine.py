@@ -352,11 +352,13 @@ class Engine:
         pinned: int | None,
         recall: int = 0,
         *,
-        clean: bool = True,
+        is_new: bool = True,
     ) -> TokenSequence:
+        """An empty sequence. One that is not new gets its keys, values and drafts from a state, and may be
+        opened by any thread."""
         self._refuse_when_draining()
-        slab = self._backend.pool.allocate(pinned, recall, clean=clean)
-        draft = self._drafter.new_drafts() if self._drafter else None
+        slab = self._backend.pool.allocate(pinned, recall, clean=is_new)
+        draft = self._drafter.new_drafts() if self._drafter and is_new else None
         remembers = SessionRecall() if recall else None
         leave = self._beginnings.release
         return TokenSequence(slab, owner, eos_token_ids, draft, self._observer, leave, remembers)

@@ -5,7 +5,8 @@ Nobody may use a sequence between the two calls that make a move: who moves it s
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
@@ -13,10 +14,10 @@ from torch import Tensor
 from kakeya.engine.backend import Backend
 from kakeya.engine.batch import score_segment
 from kakeya.engine.beginnings import Beginnings
-from kakeya.engine.device import DeviceEvent
+from kakeya.engine.device import DeviceEvent, on_side_stream
 from kakeya.engine.drafting import Drafter
 from kakeya.engine.inbox import Inbox
-from kakeya.engine.moving import HostBuffers, laid, lent_state, lifted, rebuild_start
+from kakeya.engine.moving import HostBuffers, clear, lay, lent_state, lifted, rebuild_start
 from kakeya.engine.recall import Retriever, let_search
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.state import RecallState, SequenceState, restore_recall
@@ -24,7 +25,7 @@ from kakeya.errors import SessionBusy
 
 
 class Open(Protocol):
-    """Opens an empty sequence, on the engine thread."""
+    """Opens an empty sequence: on any thread, if it `is_new` for nobody."""
 
     def __call__(
         self,
@@ -33,16 +34,8 @@ class Open(Protocol):
         pinned: int | None,
         recall: int = 0,
         *,
-        clean: bool = True,
+        is_new: bool = True,
     ) -> TokenSequence: ...
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """An empty sequence, and when the device has done what it still had to do to its slab."""
-
-    sequence: TokenSequence
-    ready: DeviceEvent
 
 
 class Moves:
@@ -54,6 +47,10 @@ class Moves:
         self._backend, self._inbox, self._beginnings = backend, inbox, beginnings
         self._drafter, self._open = drafter, open_
         self.buffers = HostBuffers(backend.pool.device)
+
+    @property
+    def capacity(self) -> int:
+        return len(self._backend.pool.storage)
 
     @property
     def is_full(self) -> bool:
@@ -76,7 +73,10 @@ class Moves:
             sequence.rest()
             self._beginnings.forget(sequence)
             sequence.leave_twins()
-            return lent_state(sequence, self._backend.fingerprint)
+            state = lent_state(sequence, self._backend.fingerprint)
+            assert state.ready is not None
+            sequence.slab.ready = state.ready
+            return state
 
         return self._inbox.ask(lend)
 
@@ -86,14 +86,15 @@ class Moves:
         return lifted(state, pool.geometry, pool.device, self.buffers)
 
     def leave(self, sequence: TokenSequence) -> None:
-        """Free the slab of a lent or prepared sequence, for whoever asks the engine for one after this. Does
-        not wait: each call that waits takes as long as a step."""
-
-        def leave() -> None:
-            sequence.replace_drafts(None)
-            self._backend.pool.release(sequence.slab)
-
-        self._inbox.post(leave)
+        """Free the slab of a lent or prepared sequence. Does not wait for the engine."""
+        slab, device = sequence.slab, self._backend.pool.device
+        try:
+            # Whoever has the slab next asks for drafts after this.
+            self._inbox.post(lambda: sequence.replace_drafts(None))
+        finally:
+            with on_side_stream(device):
+                slab.ready.block_stream()
+                self._backend.pool.release(slab, DeviceEvent(device).record())
 
     def stay(self, sequence: TokenSequence) -> None:
         """A lent sequence goes on as if nothing had been."""
@@ -128,52 +129,61 @@ class Moves:
         sink: int,
         recall: RecallState | None = None,
         retriever: Retriever | None = None,
-        *,
-        clean: bool = False,
-    ) -> Prepared:
-        """An empty sequence whose slab the caller fills. `enter`, `rebuild` or `leave` must follow.
+    ) -> TokenSequence:
+        """An empty sequence whose slab has anything in it. `enter`, `rebuild` or `leave` must follow. Does
+        not wait for the engine.
 
         Raises NoFreeSlab when no slab is free.
         """
         slots = 0 if recall is None else recall.slots
+        sequence = self._open(owner, eos_token_ids, sink - slots, slots, is_new=False)
+        if recall is not None:
+            restore_recall(sequence, recall)
+            let_search(sequence, retriever)
+        return sequence
 
-        def prepare() -> Prepared:
-            sequence = self._open(owner, eos_token_ids, sink - slots, slots, clean=clean)
-            if recall is not None:
-                restore_recall(sequence, recall)
-                let_search(sequence, retriever)
-            return Prepared(sequence, DeviceEvent(self._backend.pool.device).record())
+    def enter(self, sequence: TokenSequence, state: SequenceState, tokens: "array[int]") -> "Future[None]":
+        """Fill a prepared sequence with a state on the host and its history. Does not wait for the engine,
+        which has it before whatever is asked later.
 
-        return self._inbox.ask(prepare)
+        If that fails, the answer says why, the slab is free, and calls on the sequence raise the same.
+        """
+        lay(sequence.slab, state)
+        _settle_in(sequence, state.committed, tokens)
 
-    def enter(self, prepared: Prepared, state: SequenceState, tokens: "array[int]") -> TokenSequence:
-        """Fill the prepared sequence with a state on the host and its history."""
-        sequence = prepared.sequence
-        ready = laid(sequence.slab, state, prepared.ready)
+        def enter() -> None:
+            try:
+                sequence.slab.ready.block_stream()
+                sequence.replace_drafts(self._drafter.restore(state.draft) if self._drafter else None)
+                self._beginnings.rests(sequence)
+            except Exception as error:
+                sequence.error = error
+                sequence.replace_drafts(None)
+                self._beginnings.forget(sequence)
+                self._backend.pool.release(sequence.slab)
+                raise
 
-        def enter() -> TokenSequence:
-            ready.block_stream()
-            self._settle_in(sequence, state.committed, tokens)
-            sequence.replace_drafts(self._drafter.restore(state.draft) if self._drafter else None)
-            return sequence
+        return self._inbox.post(enter)
 
-        return self._inbox.ask(enter)
-
-    def rebuild(self, prepared: Prepared, tokens: "array[int]", block: int) -> TokenSequence:
-        """Give a clean prepared sequence this history. The sinks are computed now. Of the rest the next
-        generate computes as much as its future depends on, in blocks of `block` tokens."""
-        sequence, slab = prepared.sequence, prepared.sequence.slab
+    def rebuild(self, sequence: TokenSequence, tokens: "array[int]", block: int) -> None:
+        """Give a prepared sequence this history. The sinks are computed now. Of the rest the next generate
+        computes as much as its future depends on, in blocks of `block` tokens."""
+        slab = sequence.slab
+        clear(slab)
         start = rebuild_start(len(tokens), slab.sink, slab.geometry, block)
         while start and slab.written < slab.sink:
             self._inbox.ask(lambda: self._compute_sinks(sequence, tokens, block))
 
-        def go_on() -> TokenSequence:
-            self._settle_in(sequence, start, tokens)
-            return sequence
+        def go_on() -> None:
+            slab.ready.block_stream()
+            _settle_in(sequence, start, tokens)
+            sequence.replace_drafts(self._drafter.new_drafts() if self._drafter else None)
+            self._beginnings.rests(sequence)
 
-        return self._inbox.ask(go_on)
+        self._inbox.ask(go_on)
 
     def _compute_sinks(self, sequence: TokenSequence, tokens: "array[int]", block: int) -> None:
+        sequence.slab.ready.block_stream()
         if not sequence.tokens:
             sequence.append(tokens[: sequence.slab.sink])
         segment = score_segment(sequence, block)
@@ -181,11 +191,11 @@ class Moves:
         self._backend.score(segment, _nothing)
         sequence.commit()
 
-    def _settle_in(self, sequence: TokenSequence, committed: int, tokens: "array[int]") -> None:
-        sequence.slab.written = sequence.slab.committed = committed
-        sequence.tokens = tokens
-        sequence.restore(())
-        self._beginnings.rests(sequence)
+
+def _settle_in(sequence: TokenSequence, committed: int, tokens: "array[int]") -> None:
+    sequence.slab.written = sequence.slab.committed = committed
+    sequence.tokens = tokens
+    sequence.restore(())
 
 
 def _nothing(position: int, logits: Tensor) -> None:

@@ -88,13 +88,13 @@ def lifted(
     return replace(state, storage=storage, positions=state.positions[:used], draft=draft, ready=None)
 
 
-def laid(slab: KVSlab, state: SequenceState, after: DeviceEvent) -> DeviceEvent:
-    """Fill a slab with the keys and values of a state, and the rest of it with zeros, when the device has got
-    to `after`. The event from which on it is whole. Not for the engine thread.
+def lay(slab: KVSlab, state: SequenceState) -> None:
+    """Fill a slab with the keys and values of a state, and the rest of it with zeros. It is whole when the
+    device has got to its `ready`. Not for the engine thread.
     """
     geometry, used = slab.geometry, state.storage.shape[3]
     with torch.inference_mode(), on_side_stream(slab.pool.device):
-        after.block_stream()
+        slab.ready.block_stream()
         model_layers = slab.storage[: geometry.model_layers]
         pairs = zip(geometry.by_slot(model_layers), geometry.by_slot(state.storage), strict=True)
         for part, kept in pairs:
@@ -105,7 +105,15 @@ def laid(slab: KVSlab, state: SequenceState, after: DeviceEvent) -> DeviceEvent:
             drafts.copy_(kept_drafts)
         else:
             drafts.zero_()
-        return DeviceEvent(slab.pool.device).record()
+        slab.ready = DeviceEvent(slab.pool.device).record()
+
+
+def clear(slab: KVSlab) -> None:
+    """Fill a slab with zeros, like `lay`."""
+    with torch.inference_mode(), on_side_stream(slab.pool.device):
+        slab.ready.block_stream()
+        slab.storage.zero_()
+        slab.ready = DeviceEvent(slab.pool.device).record()
 
 
 def rebuild_start(length: int, sink: int, geometry: SlabGeometry, block: int) -> int:

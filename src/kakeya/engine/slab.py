@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kakeya.config import CacheConfig, EngineConfig
-from kakeya.engine.device import CPU, free_memory, use_huge_pages
+from kakeya.engine.device import CPU, DeviceEvent, free_memory, use_huge_pages
 from kakeya.errors import ConfigError, InvalidArgument, InvariantViolation, NoFreeSlab
 from kakeya.models.config import ModelConfig
 from kakeya.models.float_types import FLOAT_TYPES
@@ -139,6 +139,8 @@ class SlabPool:
 
     `transfers` is held by whoever moves a slab's contents between host and device: one at a time, because
     each takes the memory of another slab.
+
+    `allocate` and `release` are safe from any thread, so a session that wakes need not wait for the engine.
     """
 
     def __init__(
@@ -166,7 +168,9 @@ class SlabPool:
         self.storage = self._slabs(count)
         self.granules = self._touched(prefix_bytes // (granule * geometry.bytes_per_token), granule)
         self.undo = self._touched(places, recall)
+        self._lock = threading.Lock()
         self._free = list(range(count - 1, -1, -1))
+        self._ready = [DeviceEvent(device).record() for _ in range(count)]
 
     def _slabs(self, count: int) -> Tensor:
         return self._touched(count, self.geometry.cache.slots)
@@ -192,7 +196,7 @@ class SlabPool:
     def allocate(self, pinned: int | None = None, recall: int = 0, *, clean: bool = True) -> "KVSlab":
         """Hand out a slab that pins its first `pinned` tokens (default: the configured sink), and has
         `recall` slots behind them for what is brought back. Whoever does not want it `clean` overwrites all
-        of it."""
+        of it, once the device has got to the slab's `ready`."""
         cache = self.geometry.cache
         pinned = cache.sink if pinned is None else pinned
         if not 0 <= recall <= cache.recall:
@@ -205,12 +209,15 @@ class SlabPool:
                 f"pinned prefix must be from 0 to {most} tokens "
                 f"(sink {cache.sink} + window {cache.window}{beside} - 1), got {pinned}"
             )
-        self.check_free()
-        slab = KVSlab(self, self._free[-1], pinned + recall, recall)
+        with self._lock:
+            self.check_free()
+            index = self._free.pop()
+        slab = KVSlab(self, index, pinned + recall, recall)
+        slab.ready = self._ready[index]
         # Nothing of the last session may be left, not even in slots that no mask lets through.
         if clean:
+            slab.ready.block_stream()
             slab.storage.zero_()
-        self._free.pop()
         return slab
 
     def check_free(self) -> None:
@@ -218,10 +225,16 @@ class SlabPool:
         if not self._free:
             raise NoFreeSlab(f"no free slab: all {self.storage.shape[0]} sessions are in use")
 
-    def release(self, slab: "KVSlab") -> None:
-        """Take a slab back; its contents are dead from here on."""
-        assert slab.index not in self._free, "slab released twice"
-        self._free.append(slab.index)
+    def release(self, slab: "KVSlab", ready: DeviceEvent | None = None) -> None:
+        """Take a slab back; its contents are dead from here on.
+
+        `ready`: when the device is done with it. Else that is what the caller's thread has given it so far.
+        """
+        ready = ready or DeviceEvent(self.device).record()
+        with self._lock:
+            assert slab.index not in self._free, "slab released twice"
+            self._ready[slab.index] = ready
+            self._free.append(slab.index)
 
 
 class KVSlab:
@@ -239,6 +252,8 @@ class KVSlab:
         self.recalled: tuple[TokenRange, ...] = ()
         self.untouched = sink
         """How many of the first slots have always held their own positions."""
+        self.ready = DeviceEvent(pool.device)
+        """When the device has done what it had to do to it for others."""
         self.written = 0
         self.committed = 0
         self._overwritten: tuple[Tensor, list[Tensor]] | None = None

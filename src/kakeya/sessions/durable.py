@@ -222,6 +222,7 @@ class Durable(Keeping):
 
     def close(self) -> None:
         """Put every session to sleep on the disk, so that the next server need not compute anything."""
+        self._tiers.stop()
         for session in self._sessions.all():
             with session.lock:
                 try:
@@ -232,6 +233,7 @@ class Durable(Keeping):
 
     def end(self) -> None:
         """The engine has ended, and nothing more happens."""
+        self._tiers.stop()
         self._shelf.stop()
         self._store.close()
 

@@ -1,15 +1,18 @@
 """Sessions without a slab: they sleep in host memory, then on the disk, and wake when they are needed.
 
 The least recently used of the idle ones leaves first; one that works never does. Copies are made by the
-thread that needs the slab, beside the engine.
+thread that needs the slab, beside the engine. Where sessions wake again and again, one slab is kept free for
+the next, so a wake waits for nobody.
 """
 
 import logging
+import math
 import threading
 import time
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -22,6 +25,7 @@ from kakeya.engine.slab import SlabGeometry
 from kakeya.engine.state import SequenceState
 from kakeya.errors import Conflict, InvariantViolation, NoFreeSlab, SessionNotFound, StorageFailed
 from kakeya.observer import EngineObserver
+from kakeya.sessions.reserve import Reserve
 from kakeya.sessions.session import Asleep, Session
 from kakeya.sessions.shelf import Shelf
 
@@ -30,6 +34,10 @@ T = TypeVar("T")
 # How long a call waits for a slab while all of them work, and how often it looks again.
 PATIENCE_S = 30.0
 _LOOK_EVERY_S = 0.005
+# With fewer slabs, one of them in reserve would be too many.
+_LEAST_FOR_RESERVE = 4
+# A session that has rested while so many others woke will hardly be the next one to be used.
+_WAKES_TO_REST = 2
 
 
 class Hibernation:
@@ -52,6 +60,10 @@ class Hibernation:
         self._lock = threading.Lock()
         self._active: dict[Session, None] = {}
         self._host: OrderedDict[Session, int] = OrderedDict()  # and their bytes, the oldest sleeper first
+        self._wakes: deque[float] = deque(maxlen=_WAKES_TO_REST)
+        self._left_early: Session | None = None
+        self._reserve = Reserve(self._keep_reserve)
+        self._reserve.start()
 
     @property
     def active(self) -> list[Session]:
@@ -78,6 +90,10 @@ class Hibernation:
             self._active.pop(session, None)
             self._host.pop(session, None)
 
+    def stop(self) -> None:
+        """Put nobody to sleep any more, unless asked to. Idempotent."""
+        self._reserve.stop()
+
     # Slabs.
 
     def with_slab(self, take: Callable[[], T]) -> T:
@@ -88,26 +104,42 @@ class Hibernation:
         end = time.monotonic() + self._patience
         while True:
             # To be refused first would take as long as a step.
-            has_made_room = self._moves.is_full and self._make_room()
+            has_made_room = self._moves.is_full and self._make_room() is not None
             try:
                 return take()
             except NoFreeSlab:
-                if has_made_room or self._make_room():
+                if has_made_room or self._make_room() is not None:
                     continue
                 if time.monotonic() >= end:
                     raise
                 time.sleep(_LOOK_EVERY_S)
 
-    def _make_room(self) -> bool:
-        """Put the least recently used session that is idle to sleep; False when none is."""
+    def _make_room(self, unused_since: float = math.inf) -> Session | None:
+        """Put the least recently used session that is idle to sleep, of those not used since then."""
         for session in sorted(self.active, key=lambda each: each.last_used_at):
-            if session.lock.acquire(blocking=False):
+            if session.last_used_at <= unused_since and session.lock.acquire(blocking=False):
                 try:
                     if self.sleep(session):
-                        return True
+                        return session
                 finally:
                     session.lock.release()
-        return False
+        return None
+
+    def _keep_reserve(self) -> None:
+        """Free a slab for the next wake. Only a session that has rested while others woke leaves for that:
+        where all that are used have a slab, they keep it."""
+        with self._lock:
+            unused_since = self._wakes[0] if len(self._wakes) == _WAKES_TO_REST else -math.inf
+        if self._moves.is_full:
+            self._left_early = self._make_room(unused_since)
+
+    def _expect_another(self, woken: Session) -> None:
+        """One has woken, so others may. If it is the one that has just left for others, it left too early."""
+        if self._moves.capacity < _LEAST_FOR_RESERVE or woken is self._left_early:
+            return
+        with self._lock:
+            self._wakes.append(time.monotonic())
+        self._reserve.look()
 
     # To sleep.
 
@@ -120,6 +152,10 @@ class Hibernation:
             state = self._moves.lend(sequence)
         except (Conflict, InvariantViolation, SessionNotFound):
             return False
+        except Exception:
+            if sequence.error is None:
+                raise
+            return False  # it could not wake
         try:
             session.asleep = self._put_away(session, state, sequence.tokens, on_disk=on_disk)
         except BaseException:
@@ -202,7 +238,11 @@ class Hibernation:
     # And back.
 
     def wake(self, session: Session) -> TokenSequence:
-        """Give it a slab. Raises NoFreeSlab, StorageFailed, and StateDamaged when its history is lost."""
+        """Give it a slab. Raises NoFreeSlab, StorageFailed, and StateDamaged when its history is lost.
+
+        Does not wait for the engine if a slab is free. Should the engine not be able to take it in, it sleeps
+        on, and what is asked of its sequence raises the reason.
+        """
         if session.sequence is not None:
             return session.sequence
         began, asleep = time.monotonic(), session.asleep
@@ -210,32 +250,53 @@ class Hibernation:
         state, tokens = asleep.state, asleep.tokens
         if state is None or tokens is None:
             state, tokens = self._shelf.load(session, asleep)
-        sequence = self._enter(session, asleep, state, tokens)
-        self._shelf.woken(session)
+        sequence = self._prepare(session, asleep, state)
+        try:
+            self._shelf.woken(session)
+            entered = self._enter(sequence, state, tokens)
+        except BaseException:
+            self._moves.leave(sequence)
+            raise
         session.sequence, session.asleep = sequence, None
         with self._lock:
             self._host.pop(session, None)
             self._active[session] = None
-        if asleep.state is not None:
-            self._recycle(session, asleep.state)
+        entered.add_done_callback(partial(self._entered, session, asleep))
         self._observer.session_woken(asleep.place, time.monotonic() - began)
+        self._expect_another(session)
         return sequence
 
-    def _enter(
-        self, session: Session, asleep: Asleep, state: SequenceState | None, tokens: "array[int]"
-    ) -> TokenSequence:
+    def _prepare(self, session: Session, asleep: Asleep, state: SequenceState | None) -> TokenSequence:
         recall = asleep.recall
         if recall is not None:  # its slots hold what the state says, and what a client named is newer
             recall = replace(recall, recalled=state.recall.recalled if state and state.recall else ())
         prepare = partial(self._moves.prepare, session.owner, asleep.eos_token_ids, asleep.sink)
-        prepared = self.with_slab(lambda: prepare(recall, self._retriever(), clean=state is None))
-        try:
-            if state is None:
-                return self._moves.rebuild(prepared, tokens, self._block)
-            return self._moves.enter(prepared, state, tokens)
-        except BaseException:
-            self._moves.leave(prepared.sequence)
-            raise
+        return self.with_slab(lambda: prepare(recall, self._retriever()))
+
+    def _enter(
+        self, sequence: TokenSequence, state: SequenceState | None, tokens: "array[int]"
+    ) -> "Future[None]":
+        if state is not None:
+            return self._moves.enter(sequence, state, tokens)
+        self._moves.rebuild(sequence, tokens, self._block)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _entered(self, session: Session, asleep: Asleep, entered: "Future[None]") -> None:
+        """The engine has its sequence, or could not take it in, and nobody has used it. Whoever woke it still
+        has its lock, or has done nothing."""
+        error = entered.exception()
+        if error is None:
+            if asleep.state is not None:
+                self._recycle(session, asleep.state)
+            return
+        log.error("a session could not wake and sleeps on", exc_info=error)
+        session.sequence, session.asleep = None, asleep
+        with self._lock:
+            self._active.pop(session, None)
+            if asleep.state is not None:
+                self._host[session] = asleep.bytes
 
     def _recycle(self, session: Session, state: SequenceState) -> None:
         if not self._shelf.is_being_saved(session):
