@@ -382,7 +382,7 @@ class Runtime:
 
     def export_bytes(self, session_id: str, *, owner: str = LOCAL_OWNER) -> list[bytes | memoryview]:
         """The session's whole state as the parts of a file, with a digest. See `import_bytes`."""
-        return enveloped(encode_state(self._export(session_id, owner, "")))
+        return enveloped(*encode_state(self._export(session_id, owner, "")))
 
     def import_bytes(
         self,

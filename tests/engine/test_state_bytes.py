@@ -29,6 +29,10 @@ def exported(engine: Engine) -> SequenceState:
     return engine.export_state(sequence, "a note")
 
 
+def encoded(state: SequenceState) -> bytes:
+    return b"".join(encode_state(state))
+
+
 def decoded(engine: Engine, contents: bytes) -> SequenceState:
     state = decode_state(contents, "it", "tiny", engine._backend.pool.geometry)
     check_values(state, "it")
@@ -36,18 +40,16 @@ def decoded(engine: Engine, contents: bytes) -> SequenceState:
 
 
 def test_what_was_exported_is_read_back(engine: Engine, exported: SequenceState) -> None:
-    state = decoded(engine, encode_state(exported))
+    state = decoded(engine, encoded(exported))
     assert torch.equal(state.storage, exported.storage)
     assert torch.equal(state.tokens, exported.tokens)
     assert (state.committed, state.sink, state.notes) == (exported.committed, 3, "a note")
     # An odd place in memory is as good.
-    assert torch.equal(
-        decoded(engine, memoryview(b"x" + encode_state(exported))[1:]).storage, exported.storage
-    )
+    assert torch.equal(decoded(engine, memoryview(b"x" + encoded(exported))[1:]).storage, exported.storage)
 
 
 def test_a_history_may_be_stored_elsewhere(engine: Engine, exported: SequenceState) -> None:
-    contents = encode_state(replace(exported, tokens=NO_TOKENS))
+    contents = encoded(replace(exported, tokens=NO_TOKENS))
     tokens = engine.open("someone", []).tokens
     tokens.extend(exported.tokens.tolist())
     geometry = engine._backend.pool.geometry
@@ -96,7 +98,7 @@ def test_what_does_not_agree_is_refused(
     engine: Engine, exported: SequenceState, entries: dict[str, object], message: str
 ) -> None:
     with pytest.raises(StateMismatch, match=message):
-        decoded(engine, changed(encode_state(exported), **entries))
+        decoded(engine, changed(encoded(exported), **entries))
 
 
 @pytest.mark.parametrize("contents", [b"", b"1234567", b"\xff" * 64, b"\x02" + bytes(7) + b"[]", bytes(8)])
@@ -109,13 +111,13 @@ def test_values_that_are_no_numbers_are_refused(engine: Engine, exported: Sequen
     storage = exported.storage.clone()
     storage[0, 0, 0, 0, 0] = float("nan")
     with pytest.raises(StateMismatch, match="not numbers"):
-        decoded(engine, encode_state(replace(exported, storage=storage)))
+        decoded(engine, encoded(replace(exported, storage=storage)))
 
 
 @pytest.mark.unwatched
 def test_mutated_bytes_never_do_harm(engine: Engine, exported: SequenceState) -> None:
     """Without the envelope, whose digest would refuse them all: refused, or a session that works."""
-    whole, chance = encode_state(exported), random.Random(9)
+    whole, chance = encoded(exported), random.Random(9)
     header = int.from_bytes(whole[:8], "little") + 8
     for _ in range(3000):
         contents = bytearray(whole)

@@ -25,7 +25,7 @@ def test_what_is_stored_is_there_again(tmp_path: Path) -> None:
     store = StateStore(StateConfig(tmp_path), 10)
     history = store.add(SESSION, [7, 8, 9]).result()
     store.write(history, 3, [10], StoredAnswer("me", "append", "s", "r", 4)).result()
-    snapshot = store.save("s", history, b"contents", 3)
+    snapshot = store.save("s", history, [b"contents"], 3)
     store.update("s", Details("other", (1,), 2, 3), 6.0, is_open=False).result()
     store.close()
     store = StateStore(StateConfig(tmp_path), 10)
@@ -45,7 +45,7 @@ def test_what_is_stored_is_there_again(tmp_path: Path) -> None:
 
 def test_a_snapshot_of_a_deleted_session_is_not_kept(tmp_path: Path) -> None:
     store = StateStore(StateConfig(tmp_path), 10)
-    store.save("nobody", 1, b"contents", 3)
+    store.save("nobody", 1, [b"contents"], 3)
     assert list((tmp_path / "snapshots").iterdir()) == []
     store.close()
 
@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_removed_is_only_told(tmp_path: Path, caplog: pyte
     store = StateStore(StateConfig(tmp_path), 10, Stuck())
     history = store.add(SESSION).result()
     for computed in (1, 2):
-        store.save("s", history, b"contents", computed)
+        store.save("s", history, [b"contents"], computed)
     assert "a snapshot that is not needed stays: stuck" in caplog.text
     store.close()
 
@@ -69,9 +69,9 @@ def test_a_file_that_cannot_be_removed_is_only_told(tmp_path: Path, caplog: pyte
 def test_the_disk_tier_is_bounded(tmp_path: Path) -> None:
     store = StateStore(StateConfig(tmp_path, disk_tier_bytes=120), 10)
     history = store.add(SESSION).result()
-    store.save("s", history, b"x" * 40, 1)
+    store.save("s", history, [b"x" * 40], 1)
     with pytest.raises(StorageFailed, match="full: 104 of 120 bytes are used, 104 are needed"):
-        store.save("s", history, b"x" * 40, 2)
+        store.save("s", history, [b"x" * 40], 2)
     store.close()
 
 

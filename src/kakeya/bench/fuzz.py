@@ -126,9 +126,9 @@ class _Importing:
         vocabulary = runtime.model_config.vocab_size
         runtime.append(session, [chance.randrange(vocabulary) for _ in range(_PROMPT)])
         list(runtime.generate(session, 4))
-        header, contents = runtime.export_bytes(session)
+        header, *contents = runtime.export_bytes(session)
         runtime.close_session(session)
-        self._header, self._contents = bytes(header), bytes(contents)
+        self._header, self._contents = bytes(header), b"".join(contents)
         self._counts: Counter[str] = Counter()
         self._unexpected: list[str] = []
         self._refusals: dict[str, int] = {}

@@ -163,11 +163,11 @@ def on_host(state: SequenceState) -> SequenceState:
 
 
 def state_contents(state: SequenceState) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a state file. The state must be on the host."""
+    """The tensors and the metadata of a state file, as views. The state must be on the host."""
     tensors = {
+        "keys": state.storage[:, 0],
+        "values": state.storage[:, 1],
         "tokens": state.tokens,
-        "keys": state.storage[:, 0].contiguous(),
-        "values": state.storage[:, 1].contiguous(),
         "positions": state.positions,
         **{DRAFT_PREFIX + name: tensor for name, tensor in state.draft.items()},
     }
@@ -193,7 +193,7 @@ def write_state(path: Path, state: SequenceState) -> None:
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
-        save_file(tensors, temporary, metadata)
+        save_file({name: each.contiguous() for name, each in tensors.items()}, temporary, metadata)
         Path(temporary).replace(path)
     except (OSError, SafetensorError) as error:
         if temporary:

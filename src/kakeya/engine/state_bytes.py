@@ -1,18 +1,18 @@
 """A session's state as bytes, and a suspicious reader for them.
 
-The bytes are those of a state file (`state.py`): safetensors. The reader takes views of them. Each length,
-offset and type is checked before it is used, so bytes from anywhere may be read.
+The bytes are those of a state file (`state.py`): safetensors. The writer makes no copies, because copies take
+memory bandwidth from the steps that run. The reader takes views. Each length, offset and type is checked
+before it is used, so bytes from anywhere may be read.
 """
 
 import json
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from kakeya.engine.recall import Ranges
@@ -40,13 +40,30 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 NO_TOKENS = torch.empty(0, dtype=torch.int32)
 
 
-def encode_state(state: SequenceState) -> bytes:
-    """The bytes of a state that is on the host."""
+def encode_state(state: SequenceState) -> list[bytes | memoryview]:
+    """The bytes of a state that is on the host, in parts. Some are views of its storage."""
     tensors, metadata = state_contents(state)
-    return save(tensors, metadata)
+    # Larger elements first, so that each lies on a multiple of its size.
+    ordered = sorted(tensors.items(), key=lambda each: -each[1].itemsize)
+    header: dict[str, object] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        dtype, shape = _DTYPE_NAMES[tensor.dtype], list(tensor.shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return [len(text).to_bytes(8, "little") + text, *(part for _, each in ordered for part in _parts(each))]
+
+
+def _parts(tensor: Tensor) -> Iterator[memoryview]:
+    """Its bytes. Keys and values lie apart from layer to layer."""
+    for piece in [tensor] if tensor.is_contiguous() else tensor:
+        yield piece.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def decode_state(

@@ -146,16 +146,16 @@ class Hibernation:
     def sleep(self, session: Session, *, on_disk: bool = False) -> bool:
         """Put it to sleep; False when it works or sleeps. Raises StorageFailed, and it stays awake."""
         sequence = session.sequence
-        if sequence is None or sequence.error is not None or _works(sequence):
+        if sequence is None or _has_failed(sequence) or _works(sequence):
             return False
         try:
             state = self._moves.lend(sequence)
         except (Conflict, InvariantViolation, SessionNotFound):
             return False
         except Exception:
-            if sequence.error is None:
-                raise
-            return False  # it could not wake
+            if _has_failed(sequence):
+                return False  # the engine could not take it in
+            raise
         try:
             session.asleep = self._put_away(session, state, sequence.tokens, on_disk=on_disk)
         except BaseException:
@@ -301,6 +301,10 @@ class Hibernation:
     def _recycle(self, session: Session, state: SequenceState) -> None:
         if not self._shelf.is_being_saved(session):
             self._moves.buffers.give_back(state.storage)
+
+
+def _has_failed(sequence: TokenSequence) -> bool:
+    return sequence.error is not None
 
 
 def _works(sequence: TokenSequence) -> bool:

@@ -22,10 +22,12 @@ VERSION = 2
 OVERHEAD = _HEADER.size
 
 
-def enveloped(contents: bytes | memoryview) -> list[bytes | memoryview]:
-    """The parts of a file, in order."""
-    digest = xxhash.xxh3_128_digest(contents)
-    return [_HEADER.pack(_MAGIC, VERSION, len(contents), digest), contents]
+def enveloped(*contents: bytes | memoryview) -> list[bytes | memoryview]:
+    """The parts of a file, in order: a header, and the parts of its contents."""
+    digest = xxhash.xxh3_128()
+    for part in contents:
+        digest.update(part)
+    return [_HEADER.pack(_MAGIC, VERSION, sum(map(len, contents)), digest.digest()), *contents]
 
 
 def contents_of(file: bytes | bytearray | memoryview) -> memoryview:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from kakeya.errors import ConfigError, StateDamaged
@@ -17,6 +18,10 @@ class Sealer:
 
     def seal(self, contents: bytes | memoryview, context: str) -> bytes | memoryview:
         return contents
+
+    def seal_parts(self, parts: Sequence[bytes | memoryview], context: str) -> Sequence[bytes | memoryview]:
+        """The same for contents in parts, which need not be put together for it."""
+        return parts
 
     def open(self, sealed: bytes | bytearray | memoryview, context: str) -> bytes | bytearray | memoryview:
         """The contents. Raises StateDamaged when they are not what was sealed under this context."""
@@ -37,6 +42,9 @@ class AesSealer(Sealer):
     def seal(self, contents: bytes | memoryview, context: str) -> bytes:
         nonce = os.urandom(_NONCE)
         return nonce + self._cipher.encrypt(nonce, contents, context.encode())
+
+    def seal_parts(self, parts: Sequence[bytes | memoryview], context: str) -> Sequence[bytes | memoryview]:
+        return [self.seal(b"".join(parts), context)]
 
     def open(self, sealed: bytes | bytearray | memoryview, context: str) -> bytes:
         from cryptography.exceptions import InvalidTag

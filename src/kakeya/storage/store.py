@@ -167,13 +167,15 @@ class StateStore:
 
     # Snapshots.
 
-    def save(self, session_id: str, history: int, contents: bytes | memoryview, computed: int) -> Snapshot:
-        """Store keys and values, in the place of those stored before. Waits for the disk.
+    def save(
+        self, session_id: str, history: int, contents: Sequence[bytes | memoryview], computed: int
+    ) -> Snapshot:
+        """Store keys and values, given in parts, in the place of those stored before. Waits for the disk.
 
         Raises StorageFailed, when the disk tier has no room for example.
         """
         file = secrets.token_hex(16)
-        parts = enveloped(self._sealer.seal(contents, f"snapshot {file}"))
+        parts = enveloped(*self._sealer.seal_parts(contents, f"snapshot {file}"))
         snapshot = Snapshot(file, computed, sum(map(len, parts)))
         self._reserve(snapshot)
         try:
