@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from kakeya.models.fitting import available_memory
 
 CPU = torch.device("cpu")
 _HUGE_PAGE = 2 * 2**20
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def free_memory(device: torch.device) -> int:
@@ -116,6 +118,18 @@ def receive(tensor: Tensor, after: DeviceEvent | None) -> Tensor:
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
     return tensor
+
+
+def copy_beside(target: Tensor, source: Tensor) -> None:
+    """Copy while the engine runs. The two have one type.
+
+    On a CPU this thread does it alone: of several, each would wait for a core that a step uses.
+    """
+    if target.is_cpu and source.is_cpu:
+        bits = _BITS[target.itemsize]  # numpy does not know all types
+        np.copyto(target.view(bits).numpy(), source.view(bits).numpy())
+    else:
+        target.copy_(source, non_blocking=True)
 
 
 def host_buffer(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -17,7 +17,16 @@ from kakeya.engine.beginnings import Beginnings
 from kakeya.engine.device import DeviceEvent, on_side_stream
 from kakeya.engine.drafting import Drafter
 from kakeya.engine.inbox import Inbox
-from kakeya.engine.moving import HostBuffers, clear, lay, lent_state, lifted, rebuild_start
+from kakeya.engine.moving import (
+    HostBuffers,
+    clear,
+    copy_shape,
+    lay,
+    lent_state,
+    lifted,
+    rebuild_start,
+    used_slots,
+)
 from kakeya.engine.recall import Retriever, let_search
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.state import RecallState, SequenceState, restore_recall
@@ -116,7 +125,9 @@ class Moves:
             # At once, because the next step may write; where it lies, because the engine must not wait.
             return self.lift(state) if on_cpu else replace(state, storage=state.storage.clone())
 
-        on_cpu = self._backend.pool.device.type == "cpu"
+        slab, on_cpu = sequence.slab, self._backend.pool.device.type == "cpu"
+        used = used_slots(slab.committed, slab.sink, slab.geometry)  # as far as one can see from here
+        self.buffers.provide(copy_shape(used, slab.geometry), slab.storage.dtype)
         state = self._inbox.ask(copy)
         return state if on_cpu else self.lift(state)
 

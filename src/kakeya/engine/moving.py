@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kakeya.engine.device import DeviceEvent, on_side_stream
+from kakeya.engine.device import DeviceEvent, copy_beside, on_side_stream
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import KVSlab, SlabGeometry
 from kakeya.engine.state import DRAFT_LAYERS, SequenceState, geometry_name, recall_of
@@ -36,6 +36,13 @@ class HostBuffers:
                 if spare.shape == shape and spare.dtype == dtype:
                     return self._spare.pop(place)
         return torch.empty(shape, dtype=dtype, pin_memory=self._pinned)
+
+    def provide(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Have such memory at hand, which the system has zeroed already: for a thread that must not wait."""
+        with self._lock:
+            if any(spare.shape == shape and spare.dtype == dtype for spare in self._spare):
+                return
+        self.give_back(torch.zeros(shape, dtype=dtype, pin_memory=self._pinned))
 
     def give_back(self, buffer: Tensor) -> None:
         """Nobody reads it any more."""
@@ -74,15 +81,14 @@ def lifted(
     state: SequenceState, geometry: SlabGeometry, device: torch.device, buffers: HostBuffers
 ) -> SequenceState:
     """A copy on the host of what lies in a lent slab, without slots that were never used."""
-    used = _used_slots(state, geometry)
-    layers, two, kv_heads, _, head_dim = state.storage.shape
+    used = used_slots(state.committed, state.sink, geometry)
     # The engine's tensors are such, and so are buffers that it has filled.
     with torch.inference_mode(), on_side_stream(device):
         if state.ready is not None:
             state.ready.block_stream()
-        storage = buffers.take((layers, two, kv_heads, used, head_dim), state.storage.dtype)
+        storage = buffers.take(copy_shape(used, geometry), state.storage.dtype)
         for copy, part in zip(geometry.by_slot(storage), geometry.by_slot(state.storage), strict=True):
-            copy.copy_(part[:, :, :, :used], non_blocking=True)
+            copy_beside(copy, part[:, :, :, :used])
         draft = {name: tensor.to("cpu", copy=True) for name, tensor in state.draft.items()}
         DeviceEvent(device).record().wait()
     return replace(state, storage=storage, positions=state.positions[:used], draft=draft, ready=None)
@@ -98,7 +104,7 @@ def lay(slab: KVSlab, state: SequenceState) -> None:
         model_layers = slab.storage[: geometry.model_layers]
         pairs = zip(geometry.by_slot(model_layers), geometry.by_slot(state.storage), strict=True)
         for part, kept in pairs:
-            part[:, :, :, :used].copy_(kept, non_blocking=True)
+            copy_beside(part[:, :, :, :used], kept)
             part[:, :, :, used:].zero_()
         drafts, kept_drafts = slab.storage[geometry.model_layers :], state.draft.get(DRAFT_LAYERS)
         if kept_drafts is not None and kept_drafts.shape == drafts.shape:
@@ -127,7 +133,12 @@ def rebuild_start(length: int, sink: int, geometry: SlabGeometry, block: int) ->
     return start if start > sink else 0
 
 
-def _used_slots(state: SequenceState, geometry: SlabGeometry) -> int:
+def used_slots(committed: int, sink: int, geometry: SlabGeometry) -> int:
     """In the first lap of the ring, position p lies in slot p."""
     slots = geometry.cache.slots
-    return max(state.committed, state.sink + 1) if state.committed <= slots else slots
+    return max(committed, sink + 1) if committed <= slots else slots
+
+
+def copy_shape(used: int, geometry: SlabGeometry) -> tuple[int, int, int, int, int]:
+    """The shape of a copy of the first `used` slots."""
+    return (geometry.model_layers, 2, geometry.kv_heads, used, geometry.head_dim)
