@@ -1,4 +1,4 @@
-"""What differs between devices: when one is lost."""
+"""What differs between devices: when one is lost, and how copies are made."""
 
 import pytest
 import torch
@@ -21,3 +21,19 @@ def test_a_device_is_lost_when_it_does_not_answer(
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     assert device.is_lost(torch.device("cuda", 0)) is (answer is not None)
     assert device.is_lost(torch.device("cpu")) is False
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.uint8, torch.int64])
+def test_a_copy_beside_the_engine_has_the_same_bits(dtype: torch.dtype) -> None:
+    source = torch.arange(48).reshape(4, 3, 4).to(dtype)
+    target = torch.zeros(4, 5, 4, dtype=dtype)
+    device.copy_beside(target[:, :3], source)
+    assert torch.equal(target[:, :3], source)
+    assert not target[:, 3:].any()
+
+
+def test_a_copy_to_a_device_does_not_wait() -> None:
+    """Nothing but the device's own copy is called where one of the two lies on a device."""
+    source, target = torch.ones(3), torch.empty(3, device="meta")
+    device.copy_beside(target, source)
+    assert target.shape == (3,)

@@ -1,6 +1,7 @@
 """Slabs: where positions live, what a rollback brings back, what is counted."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from kakeya.config import CacheConfig
 from kakeya.engine.slab import KVSlab, SlabGeometry, SlabPool
-from kakeya.errors import ConfigError, InvalidArgument, InvariantViolation, ResourceExhausted
+from kakeya.errors import ConfigError, InvalidArgument, InvariantViolation, NoFreeSlab, ResourceExhausted
 from kakeya.types import DType
 
 
@@ -120,6 +121,26 @@ def test_slabs_are_handed_out_clean_and_once() -> None:
     with pytest.raises(AssertionError, match="twice"):
         shared.release(first)
     assert shared.allocate().storage.abs().sum() == 0
+
+
+def test_slabs_are_handed_out_once_to_many_threads() -> None:
+    shared = pool()
+    owned: list[int] = []
+
+    def use(_: int) -> None:
+        for _ in range(200):
+            try:
+                slab = shared.allocate(clean=False)
+            except NoFreeSlab:
+                continue
+            assert slab.index not in owned
+            owned.append(slab.index)
+            owned.remove(slab.index)
+            shared.release(slab)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(use, range(4)))
+    assert shared.free_count == 2
 
 
 def test_a_copy_is_the_committed_part() -> None:

@@ -200,8 +200,9 @@ class Engine:
         def fork() -> TokenSequence:
             sequence.rest()
             slab, eos = sequence.slab, tuple(sequence.eos_token_ids)
-            copy = self._open(sequence.owner, eos, slab.pinned, slab.recall)
+            copy = self._open(sequence.owner, eos, slab.pinned, slab.recall, is_new=False)
             with self._released_on_failure(copy):
+                copy.slab.ready.block_stream()
                 copy.copy_from(sequence)
                 copy.recall = self._recalls.fork(sequence.recall) if sequence.recall is not None else None
             self._beginnings.hold(copy)
