@@ -7,11 +7,14 @@ from collections.abc import Callable
 import pytest
 from torch import Tensor
 
+from kakeya.config import CacheConfig
 from kakeya.engine.engine import Engine
-from kakeya.engine.moving import copy_shape, used_slots
+from kakeya.engine.moving import copy_shape, rebuild_start, used_slots
 from kakeya.engine.sequence import TokenSequence
+from kakeya.engine.slab import SlabGeometry
 from kakeya.engine.state import SequenceState
-from kakeya.errors import NoFreeSlab, Unavailable
+from kakeya.errors import NoFreeSlab, SessionBusy, Unavailable
+from kakeya.types import DType
 from support import tiny
 from support.engines import FunctionProposer, say
 
@@ -116,3 +119,24 @@ def test_the_engine_copies_into_memory_that_is_at_hand(
     assert given == [copy_shape(used_slots(first.committed, first.sink, geometry), geometry)]
     engine.moves.buffers.give_back(first.storage)
     assert engine.moves.copy_state(sequence).storage is first.storage
+
+
+def test_a_slab_that_was_given_away_is_not_copied(make_engine: MakeEngine) -> None:
+    """Whoever writes a snapshot may know a sequence that has just left: its slab has another owner then."""
+    engine = make_engine(tiny.engine_config(capacity=2))
+    sequence = engine.open("someone", [])
+    say(engine, sequence, PROMPT, 4)
+    lent = engine.moves.lend(sequence)
+    with pytest.raises(SessionBusy, match="on its way out"):
+        engine.moves.copy_state(sequence)
+    engine.moves.stay(sequence)
+    assert engine.moves.copy_state(sequence).committed == lent.committed
+    away(engine, sequence)
+    with pytest.raises(SessionBusy, match="on its way out"):
+        engine.moves.copy_state(sequence)
+
+
+@pytest.mark.parametrize(("length", "start"), [(30, 0), (31, 0), (41, 0), (42, 0), (50, 16), (58, 24)])
+def test_a_rebuild_begins_at_the_beginning_or_behind_the_first_lap(length: int, start: int) -> None:
+    geometry = SlabGeometry(4, 1, 2, CacheConfig(2, 8, 4), DType.FLOAT32)
+    assert rebuild_start(length, 2, geometry, 8) == start

@@ -82,6 +82,7 @@ class Moves:
             sequence.rest()
             self._beginnings.forget(sequence)
             sequence.leave_twins()
+            sequence.is_lent = True
             state = lent_state(sequence, self._backend.fingerprint)
             assert state.ready is not None
             sequence.slab.ready = state.ready
@@ -107,15 +108,23 @@ class Moves:
 
     def stay(self, sequence: TokenSequence) -> None:
         """A lent sequence goes on as if nothing had been."""
-        self._inbox.ask(lambda: self._beginnings.rests(sequence))
+
+        def stay() -> None:
+            sequence.is_lent = False
+            self._beginnings.rests(sequence)
+
+        self._inbox.ask(stay)
 
     def copy_state(self, sequence: TokenSequence) -> SequenceState:
         """A copy on the host of what is committed of a sequence, whether it generates or not.
 
-        Raises SessionBusy for one with recall that generates.
+        Raises SessionBusy for one with recall that generates, and for one that was lent: its slab may be
+        another's by now.
         """
 
         def copy() -> SequenceState:
+            if sequence.is_lent:
+                raise SessionBusy("the session is on its way out of its slab")
             sequence.settle()
             if sequence.request is not None and sequence.recall is not None:
                 raise SessionBusy("what a turn recalls may be half written")

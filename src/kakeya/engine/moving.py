@@ -127,10 +127,11 @@ def rebuild_start(length: int, sink: int, geometry: SlabGeometry, block: int) ->
 
     What a layer keeps of a token depends on a window of the layer below. So it depends on nothing that is
     further back than as many windows as there are layers. The place is a block's border; 0 is the beginning.
+    No other place lies in the first lap, whose slots others copy: those before it are never computed.
     """
-    window = geometry.cache.capacity - sink
-    start = (length - geometry.model_layers * window) // block * block
-    return start if start > sink else 0
+    capacity = geometry.cache.capacity
+    start = (length - geometry.model_layers * (capacity - sink)) // block * block
+    return start if start >= capacity else 0
 
 
 def used_slots(committed: int, sink: int, geometry: SlabGeometry) -> int:

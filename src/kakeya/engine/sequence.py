@@ -53,6 +53,8 @@ class TokenSequence:
         """None where nothing is ever brought back."""
         self.twins: Twins | None = None
         """Forks that wait for the same prompt."""
+        self.is_lent = False
+        """Others have its slab, or have given it away."""
         self.request: Request | None = None
         self.error: Exception | None = None
         self.inv1_violations = 0
