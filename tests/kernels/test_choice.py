@@ -170,6 +170,17 @@ def test_a_row_depends_neither_on_its_company_nor_on_threads(kernels: Kernels) -
     assert choose(wide[:, 50:9050].flip(0), requests[::-1]) == expected[::-1]
 
 
+def test_logits_are_left_as_they_were(kernels: Kernels) -> None:
+    logits, requests = random_batch(8, 1000, 40)
+    assert any(each.params.has_penalties and each.recent for each in requests)
+    before = logits.clone()
+    native_sampler(kernels)(logits, requests)
+    assert torch.equal(logits, before)
+    nothing_left = GREEDY._replace(presence_penalty=1.0, recent=array("i", [3, 999, 3]), mask=b"")
+    assert kernels.choose(logits[:1], [nothing_left])[0].status == ChoiceStatus.NO_TOKEN
+    assert torch.equal(logits, before)
+
+
 def test_instruction_sets_choose_the_same(kernels: Kernels) -> None:
     """Fused and separate roundings differ in a last bit, which no draw comes near."""
     logits, requests = random_batch(6, 3000, 40)

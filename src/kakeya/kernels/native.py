@@ -280,7 +280,7 @@ class Kernels:
         return out
 
     def choose(self, logits: Tensor, requests: Sequence[ChoiceRequest]) -> list[Choice]:
-        """One token for each row of logits [rows, vocab], which may be views of one another."""
+        """One token for each row of logits [rows, vocab], which are changed meanwhile and then put back."""
         assert len(logits) == len(requests), f"{len(logits)} rows of logits for {len(requests)} requests"
         vocab_size = logits.shape[1]
         row_count(logits, vocab_size, "logits")
@@ -288,6 +288,8 @@ class Kernels:
             return []
         if not vocab_size:
             raise ValueError("logits must have a column for each token, got none")
+        if logits.stride(0) < vocab_size:  # views of one another, which threads would change together
+            logits = logits.contiguous()
         chosen = self._native.choose(logits.data_ptr(), logits.stride(0), vocab_size, requests)
         return list(map(Choice._make, chosen))
 

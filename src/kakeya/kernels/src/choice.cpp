@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "candidates.h"
@@ -27,11 +28,23 @@ constexpr double kLargestRoughFactor = 1e30;  // beyond it float32 overflows
 
 enum class Precision { kRough, kExact };
 
-// One row of logits under penalties, bias and a mask. The logits that these change are -infinity in a copy of their
-// block; adjusted values, which need a double, are kept beside it. Memory stays for the thread's next row.
+constexpr int kPowers = 64;
+
+// k for a weight, at most 1, from 2^-k up to below 2^(1-k); the last power has all that are less.
+int power_of(double weight) {
+  std::uint64_t bits;
+  std::memcpy(&bits, &weight, sizeof bits);
+  return static_cast<int>(std::min<std::uint64_t>(1023 - (bits >> 52), kPowers - 1));
+}
+
+// One row of logits under penalties, bias and a mask. The logits that penalties and bias change are -infinity in the row
+// until `close`; adjusted values, which need a double, are kept beside it. A mask changes copies of blocks. Memory stays
+// for the thread's next row.
 class LogitRow {
  public:
-  void open(const float* logits, std::int64_t vocab);
+  void open(float* logits, std::int64_t vocab);
+  // Leaves the logits as they were.
+  void close();
   double best() const { return best_; }
 
   // kNotAToken leaves the id in `token`.
@@ -56,13 +69,13 @@ class LogitRow {
   struct Adjusted {
     std::int32_t id;
     std::int32_t count;  // how often it is among the recent ones
+    float original;
     double logit;
   };
   static constexpr std::int64_t start_of(std::size_t block) { return static_cast<std::int64_t>(block) * kChoiceBlock; }
   static std::size_t block_of(std::int64_t token) { return static_cast<std::size_t>(token / kChoiceBlock); }
   // Nothing but -infinity is left of it.
   bool is_empty(std::size_t block) const { return maxima_[block] == -kFloatInfinity; }
-  float* copy_of(std::size_t block);
   void refresh(std::size_t block) { ops_->maxima(blocks_[block], 1, &maxima_[block]); }
   void note_best();
   Adjusted& adjusted(std::int64_t token);
@@ -70,17 +83,21 @@ class LogitRow {
   void add_bias(const ChoiceRequest& request);
   void take_out_adjusted();
   void apply_mask(const ChoiceRequest& request);
+  // The weight below which blocks are left out of a rough sum, by the weight of their heaviest token.
+  double least_that_counts(double factor);
   void weigh_block(std::size_t block, double factor, double* weights) const;
   bool all_inside(const std::int32_t* tokens, std::int64_t count) const;
 
   const ChoiceOps* ops_ = nullptr;
-  const float* logits_ = nullptr;
+  float* logits_ = nullptr;
   std::int64_t vocab_ = 0;
   double best_ = 0.0;
-  std::vector<const float*> blocks_;
+  float greatest_ = 0.0f;  // of those that were not adjusted
+  std::vector<float*> blocks_;
   std::vector<float> maxima_;
   std::vector<float> copies_;
   std::vector<double> sums_;  // weights of each block
+  std::vector<double> heaviest_;  // the greatest weight in each block
 
   std::vector<Adjusted> adjusted_;
   std::vector<std::int32_t> places_;  // 1 + index into `adjusted_` for each token of the vocabulary; 0 between rows
@@ -89,7 +106,7 @@ class LogitRow {
   Candidates candidates_;
 };
 
-void LogitRow::open(const float* logits, std::int64_t vocab) {
+void LogitRow::open(float* logits, std::int64_t vocab) {
   ops_ = &active_ops().choice;
   logits_ = logits;
   vocab_ = vocab;
@@ -114,21 +131,17 @@ void LogitRow::open(const float* logits, std::int64_t vocab) {
 }
 
 void LogitRow::note_best() {
-  best_ = -kInfinity;
+  greatest_ = -kFloatInfinity;
   for (const float most : maxima_) {
-    if (most > best_ || std::isnan(most)) best_ = most;
-    if (std::isnan(best_)) return;
+    if (most > greatest_ || std::isnan(most)) greatest_ = most;
+    if (std::isnan(greatest_)) break;
   }
+  best_ = greatest_;
   for (const Adjusted& each : adjusted_) best_ = std::max(best_, each.logit);
 }
 
-float* LogitRow::copy_of(std::size_t block) {
-  float* copy = copies_.data() + start_of(block);
-  if (blocks_[block] != copy) {
-    std::memcpy(copy, blocks_[block], sizeof(float) * kChoiceBlock);
-    blocks_[block] = copy;
-  }
-  return copy;
+void LogitRow::close() {
+  for (const Adjusted& each : adjusted_) logits_[each.id] = each.original;
 }
 
 ChoiceStatus LogitRow::adjust(const ChoiceRequest& request, std::int64_t& token) {
@@ -162,13 +175,17 @@ bool LogitRow::all_inside(const std::int32_t* tokens, std::int64_t count) const 
 LogitRow::Adjusted& LogitRow::adjusted(std::int64_t token) {
   std::int32_t& place = places_[static_cast<std::size_t>(token)];
   if (place == 0) {
-    adjusted_.push_back({static_cast<std::int32_t>(token), 0, logits_[token]});
+    adjusted_.push_back({static_cast<std::int32_t>(token), 0, logits_[token], logits_[token]});
     place = static_cast<std::int32_t>(adjusted_.size());
   }
   return adjusted_[static_cast<std::size_t>(place - 1)];
 }
 
 void LogitRow::penalize(const ChoiceRequest& request) {
+  for (std::int64_t i = 0; i < request.recent_count; ++i) {  // they lie far apart, and the row is large
+    __builtin_prefetch(&places_[static_cast<std::size_t>(request.recent[i])], 1);
+    __builtin_prefetch(&logits_[request.recent[i]], 1);
+  }
   for (std::int64_t i = 0; i < request.recent_count; ++i) ++adjusted(request.recent[i]).count;
   for (Adjusted& each : adjusted_) {
     each.logit = each.logit > 0.0 ? each.logit / request.repetition : each.logit * request.repetition;
@@ -184,7 +201,7 @@ void LogitRow::take_out_adjusted() {
   for (const Adjusted& each : adjusted_) {
     places_[static_cast<std::size_t>(each.id)] = 0;
     const std::size_t block = block_of(each.id);
-    float& logit = copy_of(block)[each.id % kChoiceBlock];
+    float& logit = blocks_[block][each.id % kChoiceBlock];
     const bool was_greatest = logit == maxima_[block];
     logit = -kFloatInfinity;
     if (was_greatest) refresh(block);
@@ -230,25 +247,43 @@ std::int64_t LogitRow::first_best() const {
 double LogitRow::weigh(double factor, Precision precision) {
   const bool is_rough = precision == Precision::kRough && factor < kLargestRoughFactor;
   // Adjusted logits need not be numbers that float32 has: its scores are relative to the best of the others.
-  const float greatest = *std::max_element(maxima_.begin(), maxima_.end());
-  const double scale = std::exp((static_cast<double>(greatest) - best_) * factor);
-  const double negligible = greatest + std::log(kLeftOut / static_cast<double>(vocab_)) / factor;
+  const double scale = std::exp((static_cast<double>(greatest_) - best_) * factor);
+  const double least = is_rough ? least_that_counts(factor) : 0.0;
+  double total = 0.0;
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
-    if (is_empty(b) || (is_rough && maxima_[b] < negligible)) {
+    if (is_empty(b) || (is_rough && heaviest_[b] < least)) {
       sums_[b] = 0.0;
-    } else if (is_rough) {
-      sums_[b] = scale * ops_->rough_weight_sum(blocks_[b], greatest, static_cast<float>(factor));
+      continue;
+    }
+    if (is_rough) {
+      sums_[b] = scale * ops_->rough_weight_sum(blocks_[b], greatest_, static_cast<float>(factor));
     } else {
       sums_[b] = ops_->weight_sum(blocks_[b], best_, factor);
     }
+    total += sums_[b];
   }
   weights_.assign(adjusted_.size() + kPadding, 0.0);
   for (std::size_t i = 0; i < adjusted_.size(); ++i) weights_[i] = (adjusted_[i].logit - best_) * factor;
   ops_->exponentials(weights_.data(), static_cast<std::int64_t>(adjusted_.size()), weights_.data());
   for (std::size_t i = 0; i < adjusted_.size(); ++i) sums_[block_of(adjusted_[i].id)] += weights_[i];
-  double total = 0.0;
-  for (const double sum : sums_) total += sum;
-  return total;
+  // Always summed block by block: what is drawn is looked for in the same order.
+  return adjusted_.empty() ? total : std::accumulate(sums_.begin(), sums_.end(), 0.0);
+}
+
+double LogitRow::least_that_counts(double factor) {
+  if (greatest_ == -kFloatInfinity) return 0.0;
+  const std::size_t blocks = maxima_.size();
+  heaviest_.resize(blocks + kPadding);
+  for (std::size_t b = 0; b < blocks; ++b) heaviest_[b] = (static_cast<double>(maxima_[b]) - greatest_) * factor;
+  ops_->exponentials(heaviest_.data(), static_cast<std::int64_t>(blocks), heaviest_.data());
+  double total = 0.0, sums[kPowers] = {};
+  for (std::size_t b = 0; b < blocks; ++b) {
+    total += heaviest_[b];
+    sums[power_of(heaviest_[b])] += heaviest_[b];
+  }
+  int counts = kPowers - 1;
+  for (double out = sums[counts]; counts > 0 && out * kChoiceBlock <= kLeftOut * total; out += sums[counts]) --counts;
+  return counts == kPowers - 1 ? 0.0 : std::ldexp(1.0, -counts);
 }
 
 bool LogitRow::draw_from_all(double number, double factor, Precision precision, std::int64_t& token) {
@@ -399,7 +434,7 @@ __attribute__((noinline)) LogitRow& row_of_this_thread() {
   return row;
 }
 
-void choose_row(const float* logits, std::int64_t vocab, const ChoiceRequest& request, Choice& choice) {
+void choose_row(float* logits, std::int64_t vocab, const ChoiceRequest& request, Choice& choice) {
   LogitRow& row = row_of_this_thread();
   row.open(logits, vocab);
   const double best = row.best();
@@ -414,9 +449,11 @@ void choose_row(const float* logits, std::int64_t vocab, const ChoiceRequest& re
     choice.top = top_of(row, logits, vocab, request.top_logprobs, log_total);
   }
   choice.status = row.adjust(request, choice.token);
-  if (choice.status != ChoiceStatus::kChosen) return;
-  choice.token = request.temperature == 0.0 ? row.first_best() : draw(row, request, vocab);
-  if (request.top_logprobs >= 0) choice.logprob = static_cast<double>(logits[choice.token]) - best - log_total;
+  if (choice.status == ChoiceStatus::kChosen) {
+    choice.token = request.temperature == 0.0 ? row.first_best() : draw(row, request, vocab);
+  }
+  row.close();
+  if (choice.status == ChoiceStatus::kChosen && request.top_logprobs >= 0) choice.logprob = static_cast<double>(logits[choice.token]) - best - log_total;
 }
 
 constexpr std::uint64_t kLowHalf = 0xffffffffu;
@@ -433,7 +470,7 @@ constexpr std::int64_t kElementCost = 2;  // in multiplications
 
 }  // namespace
 
-void choose(const float* logits, std::int64_t stride, std::int64_t rows, std::int64_t vocab,
+void choose(float* logits, std::int64_t stride, std::int64_t rows, std::int64_t vocab,
             const ChoiceRequest* requests, Choice* choices) {
   ThreadPool::shared().run(static_cast<int>(rows), rows * vocab * kElementCost, [&](int row) {
     choose_row(logits + row * stride, vocab, requests[row], choices[row]);

@@ -39,8 +39,9 @@ struct Choice {
   std::vector<TokenScore> top;  // best first, of equal ones the lower id first
 };
 
-// One choice for each row. A row's choice depends on that row and its request alone.
-void choose(const float* logits, std::int64_t stride, std::int64_t rows, std::int64_t vocab,
+// One choice for each row. A row's choice depends on that row and its request alone. Rows must not overlap: what is
+// looked at is changed meanwhile, and left as it was.
+void choose(float* logits, std::int64_t stride, std::int64_t rows, std::int64_t vocab,
             const ChoiceRequest* requests, Choice* choices);
 
 // A number in [0, 1) with 53 random bits: Philox4x64-10 with the seed as key and the position as counter.

@@ -32,23 +32,29 @@ KAKEYA_INLINE double sum_lanes(D8 a) {
   return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
 
-inline float block_maximum(const float* block) {
-  F16 most = splat(-__builtin_inff()), unclean = splat(0.0f);
-  for (int i = 0; i < kChoiceBlock; i += 16) {
-    const F16 part = load(block + i);
-    most = larger(part, most);  // leaves out a NaN ...
-    unclean = fma(part, splat(0.0f), unclean);  // ... which this does not, nor an infinity
+// The first NaN of a block; 0 where it has none.
+inline float not_a_number_of(const float* block) {
+  for (int i = 0; i < kChoiceBlock; ++i) {
+    if (block[i] != block[i]) return block[i];
   }
-  if (const float trace = sum_lanes(unclean); trace != trace) {
-    for (int i = 0; i < kChoiceBlock; ++i) {
-      if (block[i] != block[i]) return block[i];
-    }
-  }
-  return largest_lane(most);
+  return 0.0f;
 }
 
 inline void maxima(const float* logits, int blocks, float* maxima) {
-  for (int b = 0; b < blocks; ++b) maxima[b] = block_maximum(logits + b * kChoiceBlock);
+  F16 unclean = splat(0.0f);
+  for (int b = 0; b < blocks; ++b) {
+    F16 most = splat(-__builtin_inff());
+    for (int i = 0; i < kChoiceBlock; i += 16) {
+      const F16 part = load(logits + b * kChoiceBlock + i);
+      most = larger(part, most);  // leaves out a NaN ...
+      unclean = fma(part, splat(0.0f), unclean);  // ... which this does not, nor an infinity
+    }
+    maxima[b] = largest_lane(most);
+  }
+  if (const float trace = sum_lanes(unclean); trace == trace) return;
+  for (int b = 0; b < blocks; ++b) {
+    if (const float found = not_a_number_of(logits + b * kChoiceBlock); found != found) maxima[b] = found;
+  }
 }
 
 inline double weight_sum(const float* block, double best, double factor) {
@@ -62,12 +68,29 @@ inline double weight_sum(const float* block, double best, double factor) {
   return sum_lanes(sums[0] + sums[1]);
 }
 
+// 2^x for x <= 0, within 3e-7 of it: x = n + r with |r| <= 1/2, and the polynomial of degree 5 through 2^r at
+// Chebyshev's points. Below -126 it stays 2^-126, which no sum of weights sees.
+KAKEYA_INLINE F16 rough_power(F16 x) {
+  const F16 clamped = larger(splat(-126.0f), x);
+  const F16 shifted = clamped + splat(kRoundingShift);
+  const F16 r = clamped - (shifted - splat(kRoundingShift));
+  F16 p = splat(0x1.5f0890p-10f);
+  p = fma(p, r, splat(0x1.3d1070p-7f));
+  p = fma(p, r, splat(0x1.c6af6cp-5f));
+  p = fma(p, r, splat(0x1.ebf906p-3f));
+  p = fma(p, r, splat(0x1.62e430p-1f));
+  p = fma(p, r, splat(0x1.000002p+0f));
+  return p * power_of_two(shifted);
+}
+
 inline float rough_weight_sum(const float* block, float best, float factor) {
+  constexpr float kLog2E = 1.44269504f;
+  const F16 scale = splat(factor * kLog2E);
   F16 sums[2] = {splat(0.0f), splat(0.0f)};
   for (int i = 0; i < kChoiceBlock; i += 32) {
     KAKEYA_UNROLL
     for (int j = 0; j < 2; ++j) {
-      sums[j] = sums[j] + exponential((load(block + i + 16 * j) - splat(best)) * splat(factor));
+      sums[j] = sums[j] + rough_power((load(block + i + 16 * j) - splat(best)) * scale);
     }
   }
   return sum_lanes(sums[0] + sums[1]);

@@ -8,10 +8,10 @@ namespace kakeya {
 
 constexpr int kChoiceBlock = 128;
 
-// How far a row's rough sum of weights may be from the sum, as a part of it. A score s is off by 2e-7 |s| when it is
-// computed in float32, its exponential by 1e-7 and the sum of a block by 8e-7; scores below -20 are too small to
-// count, be there millions of them. Twice what that adds up to. Blocks are left out whose tokens, as many as the
-// vocabulary has, would weigh no more than kLeftOut of the best.
+// How far a row's rough sum of weights may be from the sum, as a part of it. A score s is off by 3e-7 |s| when it is
+// computed in float32, its exponential by 3e-7 and the sum of a block by 8e-7; scores below -20 are too small to
+// count, be there millions of them. Twice what that adds up to. Blocks are left out that together would weigh no more
+// than kLeftOut of the row, were each of their tokens as heavy as the heaviest of its block.
 constexpr double kLeftOut = 1e-5;
 constexpr double kRoughness = 1e-5 + kLeftOut;
 

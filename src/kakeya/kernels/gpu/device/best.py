@@ -8,17 +8,17 @@ from kakeya.kernels.gpu.device.sampling import (
     FAR_OFF,
     INFINITY,
     LAST_RANK,
-    REACH,
     arrives_last,
     beta_of,
     limits_count,
     rank_of,
     ranked,
+    reach_of,
 )
 
 _LOWEST = tl.constexpr(-1e38)
 _UNIT = tl.constexpr(2.0**20)  # programs pass their sums on as integers, in units of 2**-20
-_HALVINGS = tl.constexpr(16)  # steps of the bisection: to REACH / 2**16 temperatures
+_HALVINGS = tl.constexpr(16)  # steps of the bisection: to 30 / 2**16 temperatures
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def _finite(x):
 
 @triton.jit
 def _decay(distance, beta):
-    return tl.exp(-tl.minimum(distance, REACH / beta) * beta)
+    return tl.exp(-tl.minimum(distance, reach_of(beta)) * beta)
 
 
 @triton.jit
@@ -77,7 +77,7 @@ def _estimate(sample, at, beta, COUNT: tl.constexpr):
 @triton.jit
 def _bisect(sample, beta, wanted, COUNT: tl.constexpr):
     """Two distances between which the true value passes `wanted`, by bisection."""
-    near, far = beta * 0.0, REACH / beta
+    near, far = beta * 0.0, reach_of(beta)
     near_end, far_begin = far, near
     for _ in range(_HALVINGS):
         middle = 0.5 * (near + near_end)

@@ -7,11 +7,11 @@ from kakeya.kernels.gpu.device.pdl import wait_for_predecessor
 from kakeya.kernels.gpu.device.sampling import (
     FAR_OFF,
     INFINITY,
-    REACH,
     arrives_last,
     beta_of,
     bins_per_distance,
     limits_count,
+    reach_of,
     segment_ids,
     share_of,
     weight_of,
@@ -53,7 +53,7 @@ def _store_cutoff(
     missing = tl.where(ends_at_k, top_k - _before(nearer_count, counts, at, first), 0)
     kept = _before(nearer, weights, at, first)
 
-    misses_k = takes_k & ((nearer_count >= top_k) | ((k_bin == BINS) & (far < REACH / beta)))
+    misses_k = takes_k & ((nearer_count >= top_k) | ((k_bin == BINS) & (far < reach_of(beta))))
     misses_p = takes_p & ((nearer >= wanted) | (p_bin == BINS))
     if misses_k | misses_p:  # the bracket was wrong: take the whole row
         near, far = near * 0.0, near * 0.0 + FAR_OFF

@@ -25,9 +25,8 @@ FAR_OFF = tl.constexpr(1e38)
 """Further from the greatest logit than any finite one."""
 ANY_ID = tl.constexpr(2**31 - 1)
 LAST_RANK = tl.constexpr(2**63 - 1)
-REACH = tl.constexpr(30.0)
-"""In temperatures from the greatest logit: a token beyond has no weight."""
 
+_REACH = tl.constexpr(30.0)  # in temperatures from the greatest logit: a token beyond has no weight
 _ONE = tl.constexpr(2.0**43)  # the weight of the greatest logit: 64 bits hold the sum of a million
 
 
@@ -51,6 +50,13 @@ def ranked(rank):
 def beta_of(temperature):
     """The inverse temperature; finite, so that a distance of zero stays zero."""
     return tl.minimum(1.0 / temperature, FAR_OFF)
+
+
+@triton.jit
+def reach_of(beta):
+    """The distance from the greatest logit beyond which a token has no weight."""
+    # The interpreter of Triton 3.7 takes a constant divided by a tensor for a constant: so both are tensors.
+    return tl.full([], _REACH, tl.float32) / beta
 
 
 @triton.jit
