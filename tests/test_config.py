@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from kakeya.config import AdmissionConfig, CacheConfig, EngineConfig, HttpConfig, Quotas, RuntimeConfig
+from kakeya.config import CacheConfig, EngineConfig, Quotas, RuntimeConfig
 from kakeya.errors import ConfigError
 from kakeya.types import BackendChoice
 
@@ -95,40 +95,3 @@ def test_an_idle_time_must_be_one(value: float) -> None:
 def test_the_memory_of_requests_must_hold_something(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be a whole number from 1"):
         RuntimeConfig(**{name: 0})
-
-
-@pytest.mark.parametrize(
-    "name, values",
-    [
-        ("bind", ["", "8000", "localhost", "::1:8000"]),
-        ("max_body_bytes", [0, 1023, 1.5, True]),
-        ("max_connections", [0, "many"]),
-        ("receive_timeout_s", [0, -1, math.inf, math.nan, None]),
-        ("request_timeout_s", [-1, math.nan, "long"]),
-        ("keepalive_s", [0, True]),
-        ("default_max_tokens", [0, -1]),
-        ("held_conversations", [-1, 1.5]),
-        ("held_seconds", [0, -1, math.inf]),
-        ("stored_responses", [0]),
-        ("cors_origins", [("example.org",)]),
-    ],
-)
-def test_http_names_what_is_wrong(name: str, values: list[object]) -> None:
-    for value in values:
-        with pytest.raises(ConfigError, match=f"{name} must be"):
-            HttpConfig(**{name: value})
-
-
-@pytest.mark.parametrize(
-    "name, values", [("max_concurrent", [0, 1.5]), ("queue_max_wait_s", [-1, math.nan]), ("queue_depth", [0])]
-)
-def test_admission_names_what_is_wrong(name: str, values: list[object]) -> None:
-    for value in values:
-        with pytest.raises(ConfigError, match=f"{name} must be"):
-            AdmissionConfig(**{name: value})
-
-
-def test_what_may_be_zero() -> None:
-    assert HttpConfig(request_timeout_s=0, held_conversations=0).request_timeout_s == 0
-    assert AdmissionConfig(queue_max_wait_s=0).queue_max_wait_s == 0
-    assert HttpConfig(cors_origins=("*", "https://a.example:8443")).port == 8000

@@ -36,6 +36,15 @@ def test_runs_are_found_again_in_order(archive: Archive, caplog: pytest.LogCaptu
     assert archive.directory.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_run_is_told_where_its_folder_is_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    archive = Archive(Path("runs"), 2)
+    assert archive.create(record("new", 1)) == tmp_path / "runs" / "new"
+    archive.close()
+
+
 @pytest.mark.parametrize("has_report", [True, False])
 def test_a_run_whose_bridge_died_has_failed(archive: Archive, has_report: bool) -> None:
     folder = archive.create(record("cut", 1, RunState.RUNNING))

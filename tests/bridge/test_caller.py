@@ -13,7 +13,6 @@ import pytest
 from kakeya.bridge import caller
 from kakeya.bridge.caller import Bridge, address_of
 from kakeya.bridge.records import RunState
-from kakeya.config import ServerConfig
 from kakeya.errors import (
     PresetNotFound,
     RemoteError,
@@ -22,6 +21,7 @@ from kakeya.errors import (
     Unauthenticated,
     Unavailable,
 )
+from kakeya.serving.config import ServerConfig
 from kakeya.serving.keys import hash_key
 from kakeya.wire import bridge_pb2 as pb, bridge_pb2_grpc
 from support.bridging import POLITE, bridging, running

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kakeya.bridge.runs import Runs
 from kakeya.bridge.server import BridgeServer
-from kakeya.config import ServerConfig
+from kakeya.serving.config import ServerConfig
 from kakeya.serving.keys import hash_key
 from kakeya.wire import bridge_pb2 as pb, bridge_pb2_grpc
 from support.bridging import POLITE, STUBBORN, bridging, running, until

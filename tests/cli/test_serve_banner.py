@@ -8,8 +8,9 @@ import pytest
 
 from kakeya.cli.console import Screen
 from kakeya.cli.serve_banner import Banner
-from kakeya.config import ServerConfig, StateConfig
+from kakeya.config import StateConfig
 from kakeya.logs import LogFormat
+from kakeya.serving.config import ServerConfig
 from kakeya.types import Durability, RuntimeFacts
 
 FACTS = RuntimeFacts(

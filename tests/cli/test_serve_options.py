@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kakeya.cli.serve_options import ServeOptions
-from kakeya.config import AdmissionConfig, ServerConfig, TlsConfig
+from kakeya.serving.config import AdmissionConfig, ServerConfig, TlsConfig
 from kakeya.serving.keys import hash_key
 from kakeya.types import AdmissionPolicy
 from support.programs import Run
@@ -36,6 +36,7 @@ def test_every_flag_has_an_environment_twin(
         "state-dir": "s", "durability": "power", "host-tier-bytes": 27, "disk-tier-bytes": 28,
         "snapshot-tokens": 29, "hibernated-ttl-s": 30.5, "encrypt-state": "key",
         "proposer-tls-ca": "system", "proposer-tls-cert": "pc", "proposer-tls-key": "pk",
+        "cluster": "homes:h:1", "cluster-secret": "f",
     }  # fmt: skip
     for name, value in values.items():
         monkeypatch.setenv("KAKEYA_" + name.upper().replace("-", "_"), str(value))

@@ -8,11 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kakeya.config import HttpConfig
 from kakeya.http_server import HttpServer
 from kakeya.http_server.console import figures
 from kakeya.http_server.console.assets import assets
 from kakeya.runtime import Runtime
+from kakeya.serving.config import HttpConfig
 from kakeya.serving.keys import hash_key, owner_name
 from support import serving
 from support.http_serving import client_of, serving_http, start

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from kakeya.config import HttpConfig
 from kakeya.http_server import HttpServer
 from kakeya.runtime import Runtime
+from kakeya.serving.config import HttpConfig
 from kakeya.serving.keys import hash_key
 from support import serving
 from support.browser import Console, console

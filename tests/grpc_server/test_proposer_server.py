@@ -10,11 +10,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kakeya import __version__
-from kakeya.config import ServerConfig
 from kakeya.grpc_server.proposer_server import ProposerServer
 from kakeya.metrics import ProposerMetrics
 from kakeya.proposers.blocks import BlockMaker
 from kakeya.proposers.ngram import LookUp
+from kakeya.serving.config import ServerConfig
 from kakeya.serving.keys import hash_key
 from kakeya.wire import distributed_pb2 as pb, distributed_pb2_grpc
 from support.proposing import Looker, desk, proposing, until

@@ -9,9 +9,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kakeya.config import ServerConfig, TlsConfig
 from kakeya.errors import ConfigError
 from kakeya.grpc_server import Server
+from kakeya.serving.config import ServerConfig, TlsConfig
 from kakeya.serving.keys import hash_key
 from kakeya.wire import runtime_pb2 as pb
 from support import serving

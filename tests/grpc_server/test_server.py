@@ -15,11 +15,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kakeya import loading
-from kakeya.config import ServerConfig, is_loopback
 from kakeya.errors import ConfigError
 from kakeya.grpc_server import Server
 from kakeya.grpc_server.server import SERVICE_NAME
 from kakeya.runtime import Runtime
+from kakeya.serving.config import ServerConfig, is_loopback
 from kakeya.wire import runtime_pb2 as pb
 from support import serving
 from support.engines import REASON, device_of, open_breakable
@@ -267,7 +267,7 @@ def test_nothing_is_left_behind(model: Path) -> None:
 def test_a_signal_while_loading_ends_at_once() -> None:
     program = (
         "import asyncio, time\nfrom kakeya.serving import lifecycle\n"
-        "from kakeya.config import ServerConfig\nfrom kakeya.grpc_server import Server\n"
+        "from kakeya.serving.config import ServerConfig\nfrom kakeya.grpc_server import Server\n"
         "def load():\n    print('loading', flush=True)\n    time.sleep(60)\n"
         "async def main():\n    server = Server(ServerConfig(bind='127.0.0.1:0'))\n"
         "    await lifecycle.serve([server], load, print, 5)\n"

@@ -225,6 +225,8 @@ def test_the_table_knows_every_error_a_caller_can_cause() -> None:
         errors.SessionBusy("x"): Code.ABORTED,
         errors.HistoryMismatch("x"): Code.ABORTED,
         errors.InvariantViolation("INV-1", "x"): Code.FAILED_PRECONDITION,
+        errors.ModelNotFound("x"): Code.INVALID_ARGUMENT,
+        errors.Fenced("x"): Code.UNAVAILABLE,
         errors.ResourceExhausted("x"): Code.RESOURCE_EXHAUSTED,
         errors.Unauthenticated("x"): Code.UNAUTHENTICATED,
         errors.Unavailable("x"): Code.UNAVAILABLE,

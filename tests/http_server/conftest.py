@@ -6,13 +6,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kakeya.config import CacheConfig, HttpConfig
+from kakeya.config import CacheConfig
 from kakeya.errors import SessionNotFound
 from kakeya.http_server import HttpServer
 from kakeya.http_server.state import HttpState
 from kakeya.http_server.text_sessions import TextSessions
 from kakeya.runtime import Runtime
 from kakeya.serving.commons import Commons
+from kakeya.serving.config import HttpConfig
 from support import serving
 from support.http_clients import OWNER, Responding, responding
 from support.http_serving import client_of, eventually, serving_http

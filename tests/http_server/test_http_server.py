@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from kakeya import loading
-from kakeya.config import AdmissionConfig
 from kakeya.http_server import HttpServer, app
 from kakeya.runtime import Runtime
+from kakeya.serving.config import AdmissionConfig
 from support import odd_routes
 from support.engines import REASON, device_of, open_breakable
 from support.http_serving import ANY_PORT, client_of, connection_to, eventually, serving_http, start

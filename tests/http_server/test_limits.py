@@ -10,8 +10,8 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from kakeya.config import AdmissionConfig, HttpConfig
 from kakeya.http_server import HttpServer, app
+from kakeya.serving.config import AdmissionConfig, HttpConfig
 from support import odd_routes
 from support.http_serving import ANY_PORT, client_of, connection_to, eventually, raw, start
 from support.odd_routes import seen

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kakeya.config import HttpConfig, TlsConfig
 from kakeya.errors import ConfigError
 from kakeya.http_server import HttpServer, app
+from kakeya.serving.config import HttpConfig, TlsConfig
 from kakeya.serving.keys import hash_key
 from support import odd_routes
 from support.http_serving import ANY_PORT, client_of, start

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kakeya.config import HttpConfig, Quotas, RuntimeConfig
+from kakeya.config import Quotas, RuntimeConfig
 from kakeya.errors import HistoryMismatch, InvalidArgument, ResourceExhausted, SessionNotFound
 from kakeya.http_server.completions.held import HeldConversations
 from kakeya.http_server.generation import Answer
@@ -16,6 +16,7 @@ from kakeya.http_server.state import HttpState
 from kakeya.http_server.text_sessions import TextSession, TextSessions
 from kakeya.runtime import Runtime
 from kakeya.serving.commons import Commons
+from kakeya.serving.config import HttpConfig
 from kakeya.text.prompting import Message
 from kakeya.types import SamplingParams
 from support.http_serving import eventually

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,19 @@ def test_a_chat_says_how_much_was_recalled(recalling: Responding) -> None:
         messages = [*messages, said, {"role": "user", "content": "quick brown fox"}]
     assert 0 < answer["usage"]["recalled_tokens"] <= 80
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_a_message_says_how_much_was_recalled(recalling: Responding) -> None:
+    """Through Anthropic's API."""
+    name = recalling.http.get("/v1/models").json()["data"][0]["id"]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": LONG}]
+    for _ in range(2):
+        body = {"model": name, "messages": messages, "max_tokens": 8, "temperature": 0}
+        answer = recalling.http.post("/v1/messages", json=body).json()
+        said = {"role": "assistant", "content": answer["content"]}
+        messages = [*messages, said, {"role": "user", "content": "quick brown fox"}]
+    assert 0 < answer["usage"]["recalled_tokens"] <= 80
+    assert answer["usage"]["dropped_tokens"] > 0
 
 
 def test_the_console_counts_what_is_recalled(recalling: Responding) -> None:

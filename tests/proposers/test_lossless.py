@@ -20,6 +20,7 @@ from kakeya.proposers.drafter import TrainedDrafter
 from kakeya.proposers.model import ModelState, SmallModel
 from kakeya.proposers.ngram import LookUp
 from kakeya.types import (
+    BackendChoice,
     DoneEvent,
     DType,
     KernelChoice,
@@ -262,11 +263,12 @@ def test_a_small_model_that_is_asked_twice_says_the_same_twice(directory: Path) 
 
 
 NATIVE = replace(CONFIG, kernels=KernelChoice.NATIVE, dtype=DType.BFLOAT16, weights=WeightFormat.INT8)
+MLX = replace(CONFIG, backend=BackendChoice.MLX)
 
 
 @pytest.mark.parametrize("kind", ["steps", "block"])
 @pytest.mark.parametrize("numerics", Numerics)
-@pytest.mark.parametrize("config", [CONFIG, NATIVE], ids=["torch", "native"])
+@pytest.mark.parametrize("config", [CONFIG, NATIVE, MLX], ids=["torch", "native", "mlx"])
 def test_a_drafter_changes_no_token_in_any_numerics(
     directory: Path, config: EngineConfig, numerics: Numerics, kind: DrafterKind
 ) -> None:
@@ -300,7 +302,7 @@ def conversation(engine: Engine) -> list[list[int]]:
     return said
 
 
-@pytest.mark.parametrize("config", [CONFIG, NATIVE], ids=["torch", "native"])
+@pytest.mark.parametrize("config", [CONFIG, NATIVE, MLX], ids=["torch", "native", "mlx"])
 def test_a_drafter_that_is_shown_things_at_times_changes_no_token(
     directory: Path, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kakeya.config import Calling, ServerConfig, TlsConfig
+from kakeya.config import Calling
 from kakeya.errors import ConfigError
 from kakeya.proposers import peers as module
 from kakeya.proposers.ngram import LookUp
 from kakeya.proposers.peers import Line, Peers, Verifier
+from kakeya.serving.config import ServerConfig, TlsConfig
 from kakeya.serving.keys import hash_key
 from kakeya.wire import distributed_pb2 as pb
 from support import serving

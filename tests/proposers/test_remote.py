@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kakeya.config import ServerConfig
 from kakeya.engine.draft_length import DraftLength
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import DraftRequest, WorksAhead
 from kakeya.proposers.ngram import LookUp
 from kakeya.proposers.remote import RemoteProposer, RemoteState
+from kakeya.serving.config import ServerConfig
 from kakeya.types import Numerics, SamplingParams
 from kakeya.wire import distributed_pb2 as pb
 from support import tiny

@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
-from kakeya.config import AdmissionConfig
 from kakeya.errors import ResourceExhausted, Unavailable
 from kakeya.grpc_server import Server
 from kakeya.runtime import Runtime
 from kakeya.serving.admission import Admission, Place
 from kakeya.serving.commons import Commons
+from kakeya.serving.config import AdmissionConfig
 from kakeya.types import AdmissionPolicy
 from kakeya.wire import runtime_pb2 as pb
 from support import serving

@@ -12,7 +12,7 @@ from kakeya.bench.report import Report, at_most
 from kakeya.bridge.archive import Archive
 from kakeya.bridge.runs import Runs
 from kakeya.bridge.server import BridgeServer
-from kakeya.config import ServerConfig
+from kakeya.serving.config import ServerConfig
 from support.serving import ANY_PORT, on_loop
 
 KIND = "capacity"

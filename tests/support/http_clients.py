@@ -10,11 +10,12 @@ from typing import Any
 import httpx
 from openai import OpenAI
 
-from kakeya.config import AdmissionConfig, CacheConfig, EngineConfig, HttpConfig, RuntimeConfig
+from kakeya.config import CacheConfig, EngineConfig, RuntimeConfig
 from kakeya.http_server import HttpServer
 from kakeya.http_server.responses.records import Record, Tree
 from kakeya.http_server.text_sessions import TextSession
 from kakeya.runtime import Runtime
+from kakeya.serving.config import AdmissionConfig, HttpConfig
 from kakeya.text.prompting import Message
 from kakeya.types import SamplingParams, TokenEvent
 from support import serving

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import httpx
 
-from kakeya.config import AdmissionConfig, EngineConfig, HttpConfig, RuntimeConfig
+from kakeya.config import EngineConfig, RuntimeConfig
 from kakeya.http_server import HttpServer
 from kakeya.metrics import Metrics
 from kakeya.runtime import Runtime
 from kakeya.serving.admission import Admission
 from kakeya.serving.commons import Commons
+from kakeya.serving.config import AdmissionConfig, HttpConfig
 from support.serving import ENGINE, on_loop
 
 ANY_PORT = HttpConfig(bind="127.0.0.1:0")

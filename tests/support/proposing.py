@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from kakeya.config import Calling, EngineConfig, ServerConfig
+from kakeya.config import Calling, EngineConfig
 from kakeya.engine.proposer import Proposer
 from kakeya.grpc_server.proposer_server import ProposerServer
 from kakeya.metrics import ProposerMetrics
@@ -17,6 +17,7 @@ from kakeya.proposers.blocks import BlockMaker, Desk
 from kakeya.proposers.model import SmallModel
 from kakeya.proposers.peers import Peers, Verifier
 from kakeya.proposers.remote import RemoteProposer
+from kakeya.serving.config import ServerConfig
 from kakeya.wire import distributed_pb2 as pb, distributed_pb2_grpc
 from support import tiny
 from support.serving import ANY_PORT, on_loop

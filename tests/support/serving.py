@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import grpc
 
 from kakeya.client import AsyncClient
-from kakeya.config import CacheConfig, EngineConfig, RuntimeConfig, ServerConfig
+from kakeya.config import CacheConfig, EngineConfig, RuntimeConfig
 from kakeya.grpc_server import Server
 from kakeya.runtime import Runtime
+from kakeya.serving.config import ServerConfig
 from kakeya.types import DType, Numerics, ShareBeginnings, WeightFormat
 from kakeya.wire import runtime_pb2 as pb, runtime_pb2_grpc
 from support.tiny import write_chat_model

@@ -28,10 +28,11 @@ class Archive:
 
     def __init__(self, directory: Path, keep: int) -> None:
         """Raises ConfigError when the directory cannot be made, or is in use."""
-        self.directory, self._keep = directory, keep
+        # A run has a working directory of its own, where a relative path would lead elsewhere.
+        self.directory, self._keep = directory.absolute(), keep
         self._files = Files()
-        self._files.make_directory(directory)
-        self._lock = DirectoryLock(directory)
+        self._files.make_directory(self.directory)
+        self._lock = DirectoryLock(self.directory)
 
     def close(self) -> None:
         """Let another bridge have the directory."""

@@ -10,10 +10,10 @@ from io import BufferedReader
 from kakeya.bridge.archive import PAGE, REPORT
 from kakeya.bridge.records import status_message
 from kakeya.bridge.runs import Runs
-from kakeya.config import ServerConfig
 from kakeya.errors import InvalidArgument, Unavailable
 from kakeya.grpc_server.front import GrpcFront
 from kakeya.grpc_server.status import Context, statuses
+from kakeya.serving.config import ServerConfig
 from kakeya.serving.keys import KeyRing
 from kakeya.wire import bridge_pb2 as pb, bridge_pb2_grpc
 

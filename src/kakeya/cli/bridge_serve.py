@@ -14,8 +14,8 @@ from kakeya.cli.command import effective_settings
 from kakeya.cli.console import Screen
 from kakeya.cli.grpc_options import SECRETS, GrpcOptions, limits, listening
 from kakeya.cli.watching import adopt_foreign_logs, metrics_endpoint
-from kakeya.config import ServerConfig
 from kakeya.errors import ConfigError
+from kakeya.serving.config import ServerConfig
 
 if TYPE_CHECKING:
     from kakeya.bridge.runs import Runs

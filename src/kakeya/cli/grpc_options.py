@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from kakeya.cli.command import read_file
-from kakeya.config import ServerConfig, TlsConfig
 from kakeya.errors import ConfigError
 from kakeya.logs import LogFormat, LogLevel
 from kakeya.options import build
+from kakeya.serving.config import ServerConfig, TlsConfig
 
 # A flag in one panel of the help.
 listening = partial(typer.Option, rich_help_panel="Listening")

@@ -14,8 +14,9 @@ from kakeya.cli.console import FetchBar, Screen, human_bytes
 from kakeya.cli.grpc_options import SECRETS, GrpcOptions, listening
 from kakeya.cli.memory import DEFAULT_BUDGETS, MOST_BY_DEFAULT, Budget, fitting_capacity
 from kakeya.cli.watching import adopt_foreign_logs, metrics_endpoint
-from kakeya.config import MODEL, NGRAM, EngineConfig, ServerConfig
+from kakeya.config import MODEL, NGRAM, EngineConfig
 from kakeya.options import ComputeOptions, memory
+from kakeya.serving.config import ServerConfig
 
 if TYPE_CHECKING:
     from kakeya.loading import LoadedModel

@@ -15,13 +15,16 @@ from kakeya.cli.grpc_options import SECRETS
 from kakeya.cli.memory import MOST_BY_DEFAULT, fitting_capacity
 from kakeya.cli.serve_options import ServeOptions
 from kakeya.cli.watching import adopt_foreign_logs, metrics_endpoint
-from kakeya.config import AdmissionConfig, HttpConfig, ServerConfig
+from kakeya.serving.config import AdmissionConfig, HttpConfig, ServerConfig
 
 if TYPE_CHECKING:
+    from kakeya.grpc_server import Server
     from kakeya.http_server import HttpServer
     from kakeya.metrics import Metrics
     from kakeya.runtime import Runtime
     from kakeya.serving.commons import Commons
+
+    MakeServer = Callable[[ServerConfig, Commons], Server]
 
 
 def register(app: typer.Typer) -> None:
@@ -48,6 +51,21 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
         for line in effective_settings(context, options, SECRETS):
             screen.line(line)
         return
+    if options.cluster is not None:
+        from kakeya.cli.cluster_front import serve_cluster
+
+        serve_cluster(screen, options, options.cluster)
+        return
+    run(screen, options)
+
+
+def run(
+    screen: Screen,
+    options: ServeOptions,
+    make_server: "MakeServer | None" = None,
+    opened: "Callable[[Server, HttpServer | None], None]" = lambda *_: None,
+) -> None:
+    """Check every setting, then listen, load, serve and drain. `opened` is told when it serves."""
     settings = Settings(options.server_config(), options.http_config(), options.admission_config())
     load = _loader(screen, options)
     # Imported here because they take a while to import, and help should not wait for them.
@@ -62,11 +80,16 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
     metrics = Metrics()
     with metrics_endpoint(options, metrics) as metrics_url:
         show = partial(banner.show, metrics_url=metrics_url)
-        asyncio.run(_live(settings, metrics, lambda: load(metrics), show))
+        asyncio.run(_live(settings, metrics, lambda: load(metrics), show, make_server, opened))
 
 
 async def _live(
-    settings: Settings, metrics: "Metrics", load: "Callable[[], Runtime]", show: Callable[..., None]
+    settings: Settings,
+    metrics: "Metrics",
+    load: "Callable[[], Runtime]",
+    show: Callable[..., None],
+    make_server: "MakeServer | None",
+    opened: "Callable[[Server, HttpServer | None], None]",
 ) -> None:
     """Start the front ends on this loop and live until a signal."""
     from kakeya.grpc_server import Server
@@ -75,12 +98,13 @@ async def _live(
     from kakeya.serving.commons import Commons
 
     commons = Commons(Admission(settings.admission, metrics.admission))
-    grpc = Server(settings.grpc, commons)
+    grpc = (make_server or Server)(settings.grpc, commons)
     http = _http_server(settings, commons, metrics)
     fronts: list[lifecycle.FrontEnd[Runtime]] = [grpc] if http is None else [grpc, http]
 
     def announce(runtime: "Runtime") -> None:
         show(runtime.describe(), grpc.address, http_url=None if http is None else http.url)
+        opened(grpc, http)
 
     await lifecycle.serve(fronts, load, announce, settings.grpc.shutdown_grace_s)
 

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator
 
 import kakeya
 from kakeya.cli.console import Screen, human_bytes
-from kakeya.config import NO_PROPOSER, HttpConfig, Listening, ServerConfig, StateConfig
+from kakeya.config import NO_PROPOSER, StateConfig
 from kakeya.logs import LogFormat
+from kakeya.serving.config import HttpConfig, Listening, ServerConfig
 from kakeya.types import Durability, RuntimeFacts, ShareBeginnings
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ class Notices:
     def callers(self) -> str:
         """Who may call, and how."""
         tls, keys = self._config.tls, len(self._config.key_hashes)
+        if self._config.front_hash is not None:
+            return "the front ends of its cluster"
         wire = "plain text" if tls is None else "TLS" if tls.client_ca is None else "mutual TLS"
         return f"{wire}, {f'{keys} API keys' if keys > 1 else 'one API key' if keys else 'no API key'}"
 

@@ -10,16 +10,10 @@ import typer
 
 from kakeya.cli.grpc_options import GrpcOptions, limits, listening
 from kakeya.cli.memory import DEFAULT_BUDGETS, Budget
-from kakeya.config import (
-    AdmissionConfig,
-    EngineConfig,
-    HttpConfig,
-    Quotas,
-    RuntimeConfig,
-    StateConfig,
-)
+from kakeya.config import EngineConfig, Quotas, RuntimeConfig, StateConfig
 from kakeya.errors import ConfigError
 from kakeya.options import EngineOptions, build, memory
+from kakeya.serving.config import AdmissionConfig, HttpConfig
 from kakeya.types import AdmissionPolicy, BackendChoice, Durability, ShareBeginnings
 
 if TYPE_CHECKING:
@@ -79,6 +73,17 @@ class ServeOptions(GrpcOptions, EngineOptions):
     max_stall_ms: Annotated[
         int, memory(help="How long prompts may hold up the tokens of others, about; 0 is no limit.")
     ] = EngineConfig.max_stall_ms
+    cluster: Annotated[
+        str | None,
+        listening(
+            help="Serve the sessions of a cluster instead of a model: the address of its Ray head, or auto, "
+            "or homes:HOST:PORT,HOST:PORT for homes without Ray.",
+            metavar="ADDRESS",
+        ),
+    ] = None
+    cluster_secret: Annotated[
+        Path | None, listening(help="File with the secret of homes: what Ray says when left out.")
+    ] = None
     http: Annotated[str, listening(help="HOST:PORT for HTTP: OpenAI's API and the console; or off.")] = (
         HttpConfig.bind
     )
@@ -168,10 +173,11 @@ class ServeOptions(GrpcOptions, EngineOptions):
         )
 
     def _state_config(self) -> StateConfig | None:
-        if self.state_dir is None:
-            return None
+        return None if self.state_dir is None else self._state_in(self.state_dir.expanduser())
+
+    def _state_in(self, directory: Path) -> StateConfig:
         return StateConfig(
-            self.state_dir.expanduser(),
+            directory,
             self.durability,
             self.host_tier_bytes,
             self.disk_tier_bytes,

@@ -9,9 +9,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from kakeya.config import ServerConfig
 from kakeya.errors import ConfigError
 from kakeya.grpc_server.tls import server_credentials
+from kakeya.serving.config import ServerConfig
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import kakeya
-from kakeya.config import ServerConfig
 from kakeya.errors import Unavailable
 from kakeya.grpc_server.front import GrpcFront
 from kakeya.grpc_server.status import Context, statuses
+from kakeya.serving.config import ServerConfig
 from kakeya.serving.keys import KeyRing
 from kakeya.wire import distributed_pb2 as pb, distributed_pb2_grpc
 

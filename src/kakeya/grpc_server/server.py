@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from kakeya.config import ServerConfig
 from kakeya.grpc_server.front import GrpcFront
 from kakeya.grpc_server.service import RuntimeService
 from kakeya.serving import lifecycle
 from kakeya.serving.commons import Commons
+from kakeya.serving.config import ServerConfig
 from kakeya.serving.keys import KeyRing
 from kakeya.serving.workers import Workers
 from kakeya.wire import runtime_pb2, runtime_pb2_grpc
@@ -28,7 +28,8 @@ class Server(GrpcFront):
         super().__init__(config, (SERVICE_NAME,))
         self._workers = Workers()
         self._commons = commons or Commons()
-        self._service = RuntimeService(KeyRing(config.key_hashes), self._workers, self._commons)
+        keys = KeyRing(config.key_hashes, config.front_hash)
+        self._service = RuntimeService(keys, self._workers, self._commons)
         runtime_pb2_grpc.add_RuntimeServiceServicer_to_server(self._service, self._server)
 
     async def open(self, runtime: "Runtime") -> None:

@@ -20,10 +20,13 @@ STATUS_CODES: Mapping[type[KakeyaError], grpc.StatusCode] = {
     errors.PresetNotFound: grpc.StatusCode.NOT_FOUND,
     errors.RunNotFound: grpc.StatusCode.NOT_FOUND,
     errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ModelNotFound: grpc.StatusCode.INVALID_ARGUMENT,
     errors.StateMismatch: grpc.StatusCode.INVALID_ARGUMENT,
     errors.SessionBusy: grpc.StatusCode.ABORTED,
     errors.HistoryMismatch: grpc.StatusCode.ABORTED,
     errors.InvariantViolation: grpc.StatusCode.FAILED_PRECONDITION,
+    # Its successor has the sessions, and answers the next try.
+    errors.Fenced: grpc.StatusCode.UNAVAILABLE,
     errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
@@ -49,6 +52,8 @@ async def statuses(context: Context) -> AsyncIterator[None]:
     """What is raised inside becomes the status of the call."""
     try:
         yield
+    except grpc.aio.AbortError:
+        raise  # it has its status already
     except KakeyaError as error:
         await _abort(context, error)
     except Exception as error:

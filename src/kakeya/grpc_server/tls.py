@@ -2,7 +2,7 @@
 
 import grpc
 
-from kakeya.config import TlsConfig
+from kakeya.serving.config import TlsConfig
 from kakeya.serving.tls import server_context
 
 

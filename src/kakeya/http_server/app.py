@@ -1,6 +1,6 @@
 """The application: every route, every error's answer, and the layers around them."""
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -46,18 +46,17 @@ def create_app(state: HttpState) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
         responses=ERRORS,
-        middleware=list(_layers(state)),
+        middleware=list(layers(state)),
     )
     app.state.kakeya = state
     for router in _ROUTERS:
         app.include_router(router)
-    for kind in (ApiError, KakeyaError, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, _answer_error)
-    app.add_exception_handler(ClientDisconnect, _answer_nobody)
+    for kind, answer in ANSWERS.items():
+        app.add_exception_handler(kind, answer)
     return app
 
 
-def _layers(state: HttpState) -> Iterator[Middleware]:
+def layers(state: HttpState) -> Iterator[Middleware]:
     """From the outside in. All of them see every request, also one that no route wants."""
     config = state.config
     if config.cors_origins:
@@ -81,3 +80,10 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # the client has gone; only a test ever sees it
+
+
+# How each kind of error is answered.
+ANSWERS: Mapping[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+    **dict.fromkeys((ApiError, KakeyaError, RequestValidationError, HTTPException), _answer_error),
+    ClientDisconnect: _answer_nobody,
+}

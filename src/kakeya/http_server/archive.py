@@ -35,6 +35,10 @@ class Archive:
         self._writes: set[asyncio.Task[None]] = set()
         self._quiet: set[asyncio.Task[None]] = set()
 
+    def documents(self, kind: str) -> list[Document]:
+        """What earlier servers stored of a kind, least recently used first. Waits for the disk."""
+        return [] if self._runtime is None else self._runtime.documents(kind)
+
     def note(self, kind: str, name: str, make: Make, *, whole: bool = False) -> None:
         """A document has changed; with `whole` not its state alone. It is made when it is stored."""
         if self._runtime is None:

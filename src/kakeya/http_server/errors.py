@@ -59,9 +59,11 @@ def blames(param: str) -> Iterator[None]:
 _KINDS: Mapping[type[KakeyaError], tuple[int, str, str]] = {
     errors.SessionNotFound: (404, INVALID_REQUEST, "session_not_found"),
     errors.InvalidArgument: (400, INVALID_REQUEST, "invalid_value"),
+    errors.ModelNotFound: (404, INVALID_REQUEST, "model_not_found"),
     errors.SessionBusy: (409, "conflict_error", "session_busy"),
     errors.HistoryMismatch: (409, "conflict_error", "history_mismatch"),
     errors.InvariantViolation: (500, "server_error", "invariant_violation"),
+    errors.Fenced: (503, "server_error", "unavailable"),
     errors.ResourceExhausted: (429, "rate_limit_error", "rate_limit_exceeded"),
     errors.Unauthenticated: (401, INVALID_REQUEST, "invalid_api_key"),
     errors.Unavailable: (503, "server_error", "unavailable"),

@@ -78,6 +78,8 @@ class Usage:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": self.cached_tokens,
             "output_tokens": self.completion_tokens,
+            "dropped_tokens": self.dropped_tokens,
+            "recalled_tokens": self.recalled_tokens,
         }
 
 

@@ -9,10 +9,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kakeya.config import HttpConfig
 from kakeya.errors import DeadlineExceeded
 from kakeya.http_server.errors import ApiError, error_event, error_response, is_messages
 from kakeya.http_server.streaming import EVENT_STREAM
+from kakeya.serving.config import HttpConfig
 
 log = logging.getLogger(__name__)
 

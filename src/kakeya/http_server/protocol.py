@@ -6,8 +6,8 @@ import json
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from kakeya.config import HttpConfig
 from kakeya.http_server.errors import INVALID_REQUEST, ApiError, error_body
+from kakeya.serving.config import HttpConfig
 
 # Cookies and tokens are long; nothing that we read is.
 _MOST_HEAD_BYTES = 64 * 1024

@@ -8,9 +8,9 @@ from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kakeya.config import is_loopback
 from kakeya.http_server.errors import ApiError, is_messages
 from kakeya.http_server.state import HttpState
+from kakeya.serving.config import is_loopback
 
 # What belongs to somebody: callers need a key, where the server has keys.
 _OWNED = ("/v1", "/console/sessions", "/tokenize", "/detokenize")
@@ -53,7 +53,7 @@ class Doorkeeper:
 
     def _check_page(self, headers: Headers) -> None:
         config = self._state.config
-        if config.key_hashes:
+        if config.needs_key:
             return
         host = headers.get("host", "")
         if is_loopback(config.host) and not _is_local_name(host):

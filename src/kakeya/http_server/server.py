@@ -7,9 +7,8 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
-from kakeya.config import HttpConfig
 from kakeya.errors import ConfigError
 from kakeya.http_server.app import create_app
 from kakeya.http_server.loaded import load
@@ -17,6 +16,7 @@ from kakeya.http_server.protocol import BoundedProtocol, ProtocolConfig
 from kakeya.http_server.state import HttpState
 from kakeya.serving import lifecycle
 from kakeya.serving.commons import Commons
+from kakeya.serving.config import HttpConfig
 from kakeya.serving.tls import server_context
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Listen. Requests that need the model are answered 503. Raises ConfigError when that cannot be."""
-        self._uvicorn = _Uvicorn(_uvicorn_config(create_app(self.state), self._config))
+        self._uvicorn = _Uvicorn(_uvicorn_config(self._app(), self._config))
         listener = self._listen()
         self._port = listener.getsockname()[1]
         self._serving = asyncio.create_task(self._uvicorn.serve([listener]), name="kakeya-http")
@@ -96,6 +96,9 @@ class HttpServer:
         runtime = None if self.state.loaded is None else self.state.loaded.runtime
         return await lifecycle.drain((self,), runtime, grace_s)
 
+    def _app(self) -> ASGIApp:
+        return create_app(self.state)
+
     def _listen(self) -> socket.socket:
         host, port = self._config.host, self._config.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -134,7 +137,7 @@ class _Uvicorn(uvicorn.Server):
             connection.transport.abort()
 
 
-def _uvicorn_config(app: FastAPI, config: HttpConfig) -> ProtocolConfig:
+def _uvicorn_config(app: ASGIApp, config: HttpConfig) -> ProtocolConfig:
     context = None if config.tls is None else server_context(config.tls)
     settings = ProtocolConfig(
         app,

@@ -95,7 +95,7 @@ async def metrics(state: State) -> Response:
 
 @router.get("/openapi.json", include_in_schema=False)
 async def openapi_json(request: Request, state: State) -> JSONResponse:
-    return JSONResponse(document(request.app, needs_key=bool(state.config.key_hashes)))
+    return JSONResponse(document(request.app, needs_key=state.config.needs_key))
 
 
 @router.get("/v1/models", summary="List the models")

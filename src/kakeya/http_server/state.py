@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
-from kakeya.config import HttpConfig
 from kakeya.errors import Unavailable
 from kakeya.serving.commons import Commons
+from kakeya.serving.config import HttpConfig
 from kakeya.serving.keys import KeyRing
 from kakeya.serving.reader import EventSource
 from kakeya.serving.workers import Workers
@@ -27,7 +27,7 @@ class HttpState:
 
     def __init__(self, config: HttpConfig, commons: Commons, metrics: "Metrics | None" = None) -> None:
         self.config = config
-        self.keys = KeyRing(config.key_hashes)
+        self.keys = KeyRing(config.key_hashes, config.front_hash)
         self.workers = Workers()
         self.admission, self.pace, self.eviction = commons.admission, commons.pace, commons.eviction
         self.metrics = metrics

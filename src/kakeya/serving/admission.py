@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Self
 
-from kakeya.config import AdmissionConfig
 from kakeya.errors import ResourceExhausted, Unavailable
+from kakeya.serving.config import AdmissionConfig
 from kakeya.types import AdmissionPolicy
 
 

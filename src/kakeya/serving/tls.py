@@ -3,8 +3,8 @@
 import ssl
 from pathlib import Path
 
-from kakeya.config import TlsConfig
 from kakeya.errors import ConfigError
+from kakeya.serving.config import TlsConfig
 
 
 def server_context(tls: TlsConfig) -> ssl.SSLContext:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from kakeya.config import AdmissionConfig
 from kakeya.errors import InvariantViolation
 from kakeya.http_server import HttpServer
 from kakeya.runtime import Runtime
+from kakeya.serving.config import AdmissionConfig
 from support.http_clients import CHAT, TEXT, Talker, user
 from support.http_serving import ANY_PORT, client_of, connection_to, eventually, serving_http
 from support.serving import ENGINE, on_loop

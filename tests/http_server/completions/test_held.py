@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from kakeya.config import HttpConfig, Quotas, RuntimeConfig
+from kakeya.config import Quotas, RuntimeConfig
 from kakeya.http_server import HttpServer
 from kakeya.runtime import Runtime
+from kakeya.serving.config import HttpConfig
 from kakeya.serving.keys import hash_key, owner_name
 from support.http_clients import Talker, assistant, content_of, letter_bias, logprobs_of, user
 from support.http_serving import ANY_PORT, client_of, eventually, serving_http

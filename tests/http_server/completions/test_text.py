@@ -1,12 +1,14 @@
 """Completions: text and tokens continued as the runtime does, and scored as the model thinks."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
 import pytest
 
+from kakeya.engine.backend import LaunchedStep
+from kakeya.engine.batch import Segment
 from kakeya.http_server import HttpServer
 from kakeya.http_server.completions.text import Prompt
 from kakeya.runtime import Runtime
@@ -128,6 +130,26 @@ def test_many_prompts_and_choices_are_numbered(talker: Talker, runtime: Runtime)
     assert [text_of(talker.text(ids, n=2, **settings), at) for at in range(10)] == [
         text_of(body, at) for at in range(10)
     ]
+
+
+def test_choices_of_one_prompt_compute_it_once(
+    talker: Talker, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the first lap, too, where beginnings are not shared."""
+    rows: list[int] = []
+    launch = runtime.backend.launch
+
+    def count(segments: Sequence[Segment], *rest: Any) -> LaunchedStep:
+        rows.append(sum(segment.rows for segment in segments))
+        return launch(segments, *rest)
+
+    monkeypatch.setattr(runtime.backend, "launch", count)
+    ids = runtime.tokenizer.encode("one two three " * runtime.config.cache.capacity)
+    settings = {"max_tokens": 4, "seed": 4, "logit_bias": letter_bias(runtime), "temperature": 2}
+    body = talker.text(ids, n=3, **settings)
+    # Each choice computes the last token of the prompt and three of its answer.
+    assert sum(rows) == len(ids) - 1 + 3 * (1 + 3)
+    assert text_of(body) == text_of(talker.text(ids, **settings))
 
 
 def test_streamed_and_whole_are_the_same(talker: Talker, runtime: Runtime) -> None:

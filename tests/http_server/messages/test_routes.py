@@ -88,6 +88,8 @@ def test_it_says_what_a_chat_completion_says(talker: Talker, letters: dict[str, 
     assert body["usage"] == {
         "input_tokens": chat["usage"]["prompt_tokens"],
         "cache_creation_input_tokens": 0,
+        "dropped_tokens": 0,
+        "recalled_tokens": 0,
         "cache_read_input_tokens": 0,
         "output_tokens": 8,
     }

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
-from kakeya.config import CacheConfig, HttpConfig, RuntimeConfig
+from kakeya.config import CacheConfig, RuntimeConfig
+from kakeya.serving.config import HttpConfig
 from kakeya.serving.keys import hash_key
 from support.http_clients import ENGINE, GREEDY, OWNER, Responding, cached, history, responding, text_of
 from support.http_serving import eventually

@@ -8,10 +8,10 @@ import pytest
 from openai.types.conversations import Conversation, ConversationItem
 from pydantic import TypeAdapter
 
-from kakeya.config import HttpConfig
 from kakeya.errors import SessionBusy
 from kakeya.http_server.responses.run import Run
 from kakeya.http_server.responses.schema import ResponseRequest
+from kakeya.serving.config import HttpConfig
 from support.http_clients import OWNER, Responding, cached, history, responding, text_of
 from support.serving import on_loop
 

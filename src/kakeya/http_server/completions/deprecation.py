@@ -6,7 +6,7 @@ from email.utils import format_datetime
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kakeya.config import HttpConfig
+from kakeya.serving.config import HttpConfig
 
 _ROUTE = "/v1/chat/completions"
 _SUCCESSOR = "/v1/responses"

@@ -79,8 +79,8 @@ class HeldConversations:
     async def recover(self, found: Mapping[str, tuple[str, int]]) -> set[str]:
         """Hold again what is stored and was not held for too long, if its session is among those `found`, as
         it was left. The sessions that are held."""
-        runtime, call = self.sessions.runtime, self.sessions.state.workers.call
-        for document in await call(runtime.documents, _CHAT):
+        call = self.sessions.state.workers.call
+        for document in await call(self._archive.documents, _CHAT):
             # A cache may forget: no clock needs to be trusted.
             left = self._seconds - max(0.0, time.time() - document.used_at)
             if left > 0 and found.get(document.name) == (document.owner, document.state["length"]):

@@ -6,12 +6,12 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import Any
 
-from kakeya.errors import InvalidArgument
+from kakeya.errors import InvalidArgument, ResourceExhausted
 from kakeya.http_server.completions.completion import Choice, Completion, Delta
 from kakeya.http_server.completions.schema import CompletionRequest, GivenPrompt
 from kakeya.http_server.errors import invalid
 from kakeya.http_server.generation import Answer, check_least
-from kakeya.http_server.text_sessions import TextSessions
+from kakeya.http_server.text_sessions import TextSession, TextSessions
 from kakeya.text import AnswerText, Tokenizer
 from kakeya.text.answer import Piece, TextToken
 from kakeya.types import SamplingParams, TokenEvent
@@ -61,6 +61,46 @@ class Prompt:
         return reading.ready().tokens
 
 
+class PromptSessions:
+    """Sessions for the choices of one prompt, as many at once as may run at once.
+
+    They are forked before any of them is computed. So one computes the prompt, and the others copy it.
+    """
+
+    def __init__(
+        self, prompt: Prompt, choices: int, at_once: int, owner: str, sessions: TextSessions
+    ) -> None:
+        self._token_ids = prompt.token_ids
+        self._left = choices
+        self._at_once = at_once
+        self._owner = owner
+        self._sessions = sessions
+        self._ready: list[TextSession] = []
+        self._opening = asyncio.Lock()
+
+    async def take(self) -> TextSession:
+        """A session for the next choice, which closes it."""
+        async with self._opening:
+            if not self._ready:
+                await self._open()
+            self._left -= 1
+            return self._ready.pop()
+
+    async def release(self) -> None:
+        """Close those that no choice has taken."""
+        while self._ready:
+            await self._sessions.close(self._ready.pop())
+
+    async def _open(self) -> None:
+        first = await self._sessions.start_tokens(self._owner, self._token_ids, _LABEL)
+        self._ready.append(first)
+        for _ in range(min(self._left, self._at_once) - 1):
+            try:
+                self._ready.append(await self._sessions.fork(first))
+            except ResourceExhausted:  # the choices that come later open their own, or are refused by name
+                return
+
+
 class TextChoice(Choice):
     """Continues a prompt, echoed and scored if need be. `places` says how many do so at a time.
 
@@ -76,10 +116,12 @@ class TextChoice(Choice):
         sampling: SamplingParams,
         owner: str,
         sessions: TextSessions,
+        own: PromptSessions,
         places: asyncio.Semaphore,
     ) -> None:
         super().__init__(index, sessions, len(prompt.token_ids))
         self._prompt = prompt
+        self._own = own
         self._request = request
         self._sampling = sampling
         self._owner = owner
@@ -98,7 +140,7 @@ class TextChoice(Choice):
             self._echo = await self._prompt.echo(sessions, self._owner, request.logprobs)
         if request.most_tokens:
             check_least(self._sampling, request.most_tokens)
-            self._session = await sessions.start_tokens(self._owner, ids, _LABEL)
+            self._session = await self._own.take()
             reading = replace(request.reading, continues=ids, tells_end=True)
             self._answer = Answer(sessions, self._session, request.most_tokens, self._sampling, reading)
             await self._answer.begin()
@@ -170,12 +212,15 @@ async def begin_completion(
     request.check(runtime)
     await stack.enter_async_context(state.admission.admit(owner))
     prompts = await state.workers.call(_read_prompts, request, runtime.tokenizer)
-    places = asyncio.Semaphore(min(_AT_ONCE, runtime.describe().capacity))
+    at_once = min(_AT_ONCE, runtime.describe().capacity)
+    places = asyncio.Semaphore(at_once)
     samplings = request.samplings(request.choice_count)
     choices: list[TextChoice] = []
     for prompt in prompts:
+        own = PromptSessions(prompt, len(samplings), at_once, owner, sessions)
+        stack.push_async_callback(own.release)
         for sampling in samplings:
-            choice = TextChoice(len(choices), prompt, request, sampling, owner, sessions, places)
+            choice = TextChoice(len(choices), prompt, request, sampling, owner, sessions, own, places)
             stack.push_async_callback(choice.release)
             choices.append(choice)
     # The first shows whether the request can be served at all, while that is not a matter of a stream.

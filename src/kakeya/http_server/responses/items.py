@@ -12,9 +12,9 @@ from kakeya.text.prompting import Message, ToolCall
 Item = dict[str, Any]
 
 
-def new_id(prefix: str) -> str:
-    """An id that nobody can guess."""
-    return f"{prefix}_{secrets.token_hex(24)}"
+def new_id(prefix: str, home: str = "") -> str:
+    """An id that nobody can guess; `home` says which server of a cluster keeps what it names."""
+    return f"{prefix}_{home}{secrets.token_hex(24)}"
 
 
 def text_of(parts: Iterable[TextPart]) -> str:

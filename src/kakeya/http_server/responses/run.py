@@ -9,7 +9,7 @@ from typing import Any, Self
 from kakeya.errors import KakeyaError
 from kakeya.http_server.errors import ApiError, as_api_error
 from kakeya.http_server.generation import Answer, check_least
-from kakeya.http_server.responses.items import listed, new_id
+from kakeya.http_server.responses.items import listed
 from kakeya.http_server.responses.output import Event, OutputWriter, ended, failed, new_body, write_events
 from kakeya.http_server.responses.plan import Plan
 from kakeya.http_server.responses.records import Record
@@ -39,7 +39,7 @@ class Run:
             reads_calls=bool(plan.choice.names), tells_events=bool(plan.request.stream)
         )
         model = self._sessions.runtime.describe().model
-        self._body = new_body(plan, new_id("resp"), int(time.time()), model)
+        self._body = new_body(plan, responses.new_id("resp"), int(time.time()), model)
 
     async def open(self, stack: AsyncExitStack) -> Self:
         """Claim the conversation, if there is one, write the input into a session and start to generate.

@@ -8,7 +8,7 @@ from kakeya.http_server.archive import Archive
 from kakeya.http_server.errors import ApiError
 from kakeya.http_server.responses.branches import Branches
 from kakeya.http_server.responses.documents import CONVERSATION, RESPONSE, Found, Reader
-from kakeya.http_server.responses.items import listed, messages_of
+from kakeya.http_server.responses.items import listed, messages_of, new_id
 from kakeya.http_server.responses.plan import Plan, plan
 from kakeya.http_server.responses.records import Conversation, Record
 from kakeya.http_server.responses.schema import InputItem, ResponseRequest
@@ -41,7 +41,8 @@ class Responses:
         Then, what nobody uses for too long is forgotten from time to time.
         """
         call, runtime = self.sessions.state.workers.call, self.sessions.runtime
-        responses, conversations = [await call(runtime.documents, kind) for kind in (RESPONSE, CONVERSATION)]
+        stored = self.store.archive.documents
+        responses, conversations = [await call(stored, kind) for kind in (RESPONSE, CONVERSATION)]
         reader = Reader(found, lambda: self.sessions.prompter.end_token_ids)
         idle = {each.name: runtime.idle_since(each.used_at) for each in (*responses, *conversations)}
         records = await call(reader.records, responses)
@@ -65,6 +66,10 @@ class Responses:
         """The server ends, and forgets nothing any more."""
         if self._next_sweep is not None:
             self._next_sweep.cancel()
+
+    def new_id(self, prefix: str) -> str:
+        """An id that nobody can guess, and that names this home in a cluster."""
+        return new_id(prefix, self.sessions.runtime.settings.session_prefix)
 
     def plan(self, owner: str, request: ResponseRequest) -> Plan:
         """What is to be answered. What it continues counts as used.
@@ -117,7 +122,8 @@ class Responses:
     ) -> Conversation:
         """A conversation that begins with these items. It takes no session before its first response."""
         messages = messages_of(items, param="items")
-        return await self._added(Conversation(owner, metadata, listed(items), messages))
+        named = self.new_id("conv")
+        return await self._added(Conversation(owner, metadata, listed(items), messages, id=named))
 
     async def change_metadata(self, conversation: Conversation, metadata: dict[str, str]) -> None:
         """Replace what a client notes with a conversation."""
@@ -145,7 +151,12 @@ class Responses:
                 raise ApiError(404, message, param="response_id", code="response_not_found")
         kept = dict(conversation.metadata) if metadata is None else metadata
         forked = Conversation(
-            conversation.owner, kept, conversation.items, conversation.messages, conversation.tree
+            conversation.owner,
+            kept,
+            conversation.items,
+            conversation.messages,
+            conversation.tree,
+            self.new_id("conv"),
         )
         forked.move_to(at)
         return await self._added(forked)
