@@ -106,8 +106,9 @@ def test_a_reduction_sees_every_row_once_in_order(device_engine: Engine) -> None
 
 
 @pytest.mark.parametrize("length", [1, 2, 8, 9, 30])
-def test_in_exact_numerics_what_follows_changes_no_bit(tiny_llama: Path, length: int) -> None:
-    config = tiny.engine_config(numerics=Numerics.EXACT)
+@pytest.mark.parametrize("computer", tiny.COMPUTERS)
+def test_in_exact_numerics_what_follows_changes_no_bit(tiny_llama: Path, computer: str, length: int) -> None:
+    config = tiny.engine_config(numerics=Numerics.EXACT, **tiny.COMPUTERS[computer])
     engine = tiny.make_engine(tiny.load(tiny_llama, config), config)
     whole = told(engine, TOKENS, 5)
     assert told(engine, TOKENS[:length], 5) == whole[:length]

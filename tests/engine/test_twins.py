@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from kakeya.config import EngineConfig
 from kakeya.engine.engine import Engine
 from kakeya.engine.sequence import TokenSequence
-from kakeya.models.decoder import Decoder
 from kakeya.observer import EngineObserver
-from kakeya.types import Numerics, SamplingParams, ShareBeginnings
+from kakeya.types import Numerics, SamplingParams, ShareBeginnings, TokenRange
 from support import tiny
 from support.engines import done_of, tokens_of
 from support.recalling import CACHE as WITH_RECALL
@@ -42,13 +41,13 @@ def sampled(seed: int) -> SamplingParams:
 Make = Callable[..., tuple[Engine, Counted]]
 
 
-@pytest.fixture(scope="module")
-def decoder(tiny_llama: Path) -> Decoder:
-    return tiny.load(tiny_llama, config_of())
+@pytest.fixture(scope="module", params=["torch", "mlx"])
+def decoder(tiny_llama: Path, request: pytest.FixtureRequest) -> tiny.Model:
+    return tiny.load(tiny_llama, config_of(**tiny.COMPUTERS[request.param]))
 
 
 @pytest.fixture
-def make(decoder: Decoder, request: pytest.FixtureRequest) -> Make:
+def make(decoder: tiny.Model, request: pytest.FixtureRequest) -> Make:
     def make(**changes: object) -> tuple[Engine, Counted]:
         config, counted = config_of(**changes), Counted()
         engine = Engine(tiny.make_backend(decoder, config), config, observer=counted).start()
@@ -171,6 +170,39 @@ def test_what_is_computed_or_recalls_makes_no_twins(make: Make) -> None:
     assert (original.twins, fork.twins) == (None, None)
     answers = [tokens_of(recalling.generate(each, 3, sampled(0))) for each in (original, fork)]
     assert answers[0] == answers[1]
+
+
+def recalling_forks(engine: Engine, count: int) -> list[TokenSequence]:
+    """They could recall, but all of this prompt is in sight."""
+    original = engine.open("me", [], None, WITH_RECALL.recall)
+    engine.append(original, PROMPT[: WITH_RECALL.capacity])
+    return [original, *(engine.fork(original) for _ in range(count - 1))]
+
+
+def test_a_prompt_that_cannot_recall_yet_is_computed_once(make: Make) -> None:
+    engine, counted = make(cache=WITH_RECALL)
+    (lonely,) = recalling_forks(engine, 1)
+    expected = tokens_of(engine.generate(lonely, 4, sampled(0)))
+    counted.computed.clear()
+    streams = [engine.generate(each, 4, sampled(0)) for each in recalling_forks(engine, 3)]
+    assert [tokens_of(stream) for stream in streams] == [expected] * 3
+    assert sum(counted.computed) == WITH_RECALL.capacity + 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_twin_that_goes_on_and_recalls_takes_nothing_from_the_other(make: Make, first: int) -> None:
+    """One says more and names what it wants to see again, the other asks as it is."""
+    engine, _ = make(cache=WITH_RECALL)
+    more = PROMPT[WITH_RECALL.capacity :] * 4
+
+    def answers(*sequences: TokenSequence) -> list[list[int]]:
+        engine.append(sequences[first], more)
+        engine.recall(sequences[first], [TokenRange(20, 24)])
+        streams = [engine.generate(each, 4, sampled(0)) for each in sequences]
+        return [tokens_of(stream) for stream in streams]
+
+    apart = answers(*recalling_forks(engine, 1), *recalling_forks(engine, 1))
+    assert answers(*recalling_forks(engine, 2)) == apart
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

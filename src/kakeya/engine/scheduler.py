@@ -30,7 +30,8 @@ class Scheduler:
         self._queued = 0
         self._streamed = 0
         self._stall = StallLimit(config.max_stall_ms / 1000)
-        self._prompt_rows, self._has_streams = 0, False  # of the last plan
+        # Of the last plan: rows of prompts, how many slots they see in all, and whether streams go along.
+        self._prompt_rows, self._prompts_see, self._has_streams = 0, 0, False
         self.changes = 0
         """Goes up with every request that comes or goes."""
 
@@ -76,15 +77,17 @@ class Scheduler:
         streams = [decode_segment(each, drafts.get(each, ())) for each in ready if each.is_decoding]
         prompts = [each for each in ready if not each.is_decoding]
         stream_rows = sum(segment.rows for segment in streams)
-        room = self._room_for_prompts(stream_rows, prompts) if prompts else 0
+        queues = self._prompt_queues(prompts)
+        room = self._room_for_prompts(stream_rows, queues) if prompts else 0
         chosen = self._fair_share(streams, stream_rows, self._config.step_tokens - room)
-        read = self._prompt_segments(prompts, room)
+        read = self._prompt_segments(queues, room)
         self._prompt_rows, self._has_streams = sum(segment.rows for segment in read), bool(chosen)
+        self._prompts_see = sum(each.rows * self._sees(each.start + each.rows // 2) for each in read)
         return chosen + read
 
     def learn(self, seconds: float) -> None:
         """What was planned last has taken so long."""
-        self._stall.learn(self._prompt_rows, seconds, has_streams=self._has_streams)
+        self._stall.learn(self._prompt_rows, self._prompts_see, seconds, has_streams=self._has_streams)
 
     def may_repeat(self, segments: Sequence[PlannedSegment]) -> bool:
         """Whether a plan would be these single tokens again: they are all there is, and all may go on."""
@@ -137,16 +140,22 @@ class Scheduler:
 
     # Prompts.
 
-    def _room_for_prompts(self, stream_rows: int, prompts: Sequence[Request]) -> int:
+    def _prompt_queues(self, prompts: Sequence[Request]) -> dict[str, list[Request]]:
+        """Each owner's prompts, to be taken from the end."""
+        return _by_owner(sorted(prompts, key=self._place, reverse=True))
+
+    def _room_for_prompts(self, stream_rows: int, queues: Mapping[str, Sequence[Request]]) -> int:
         """Rows of prompts in a step that has so many rows of streams.
 
         A step that ends a prompt is as short as one with streams: it gives a first token.
         """
         budget, block = self._config.step_tokens, self._config.block_tokens
         free = budget - stream_rows
-        paced = self._stall.rows(max(free, 0))
-        if not stream_rows and all(_left(each) > paced for each in prompts):
-            paced = self._stall.rows(free, is_awaited=False)
+        seen = max(self._sees(_first_row(queue[-1])) for queue in queues.values())
+        paced = self._stall.rows(max(free, 0), seen)
+        waiting = (each for queue in queues.values() for each in queue)
+        if not stream_rows and all(_left(each) > paced for each in waiting):
+            paced = self._stall.rows(free, seen, is_awaited=False)
         if self._any_cut:
             return max(paced, min(GRANULE, budget // 2))
         if free >= block:
@@ -158,11 +167,13 @@ class Scheduler:
         self._streamed = 0
         return block
 
-    def _prompt_segments(self, prompts: Sequence[Request], room: int) -> list[PlannedSegment]:
+    def _sees(self, position: int) -> int:
+        """How many slots a row at this position sees."""
+        return min(position + 1, self._config.cache.capacity)
+
+    def _prompt_segments(self, queues: dict[str, list[Request]], room: int) -> list[PlannedSegment]:
         """The next rows of the prompts whose turn it is."""
-        ordered = sorted(prompts, key=self._place)
-        ordered.reverse()  # queues are taken from the end
-        queues = _by_owner(ordered)
+        prompts = [each for queue in queues.values() for each in queue]
         computed: set[bytes] = set()
         chosen: list[PlannedSegment] = []
         for owner in self._turns(queues):
@@ -192,7 +203,7 @@ class Scheduler:
             if not _may_recall(request):
                 continue  # another prompt of this step has taken the last place for what recall overwrites
             sequence = request.sequence
-            first = max(sequence.slab.written, request.matched)
+            first = _first_row(request)
             if not computed.isdisjoint(self._beginnings.granules(sequence, first, first + 1)):
                 continue
             request.cached_tokens += self._beginnings.copy(sequence)
@@ -258,9 +269,14 @@ class _Owned(Protocol):
 T = TypeVar("T", bound=_Owned)
 
 
+def _first_row(request: Request) -> int:
+    """The first position of its prompt that nobody has computed, as far as was seen."""
+    return max(request.sequence.slab.written, request.matched)
+
+
 def _left(request: Request) -> int:
     """Tokens of its prompt that nobody has computed, as far as was seen, and what it is bringing back."""
-    left = len(request.sequence.tokens) - max(request.sequence.slab.written, request.matched)
+    left = len(request.sequence.tokens) - _first_row(request)
     return left if request.recall is None else left + request.recall.left
 
 

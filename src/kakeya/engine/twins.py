@@ -41,7 +41,9 @@ class Twins:
         if leader.slab.committed < end:
             return
         # Rows behind the end have overwritten what the window of the end still needs, unless they are spare.
-        is_intact = leader.slab.written - self.length <= leader.slab.geometry.cache.spare
+        # So has what the leader recalled since.
+        slab = leader.slab
+        is_intact = slab.written - self.length <= slab.geometry.cache.spare and slab.untouched == slab.sink
         for each in list(self.members):
             if is_intact and each is not leader and each.slab.written < end < len(each.tokens):
                 each.copy_prompt(leader, end)
@@ -51,10 +53,12 @@ class Twins:
 def make_twins(original: TokenSequence, fork: TokenSequence) -> None:
     """Let the two share what neither has computed.
 
-    Not where they recall: what a turn brings back lies in the slab, and each has a record of its own.
+    Not where this prompt may recall: what a turn brings back lies in the slab, and each has a record of its
+    own. A prompt that the slab holds recalls nothing.
     """
     length = len(original.tokens)
-    if original.recall is not None or original.slab.written >= length - 1:
+    may_recall = original.recall is not None and length > original.slab.geometry.cache.capacity
+    if may_recall or original.slab.written >= length - 1:
         return
     if original.twins is None or original.twins.length != length:
         Twins(length).join(original)
