@@ -16,7 +16,6 @@ from kakeya.engine.state import read_state, write_state
 from kakeya.engine.stream import EventStream
 from kakeya.models.checkpoint import open_checkpoint
 from kakeya.types import (
-    KernelChoice,
     Numerics,
     SamplingParams,
     TokenEvent,
@@ -50,12 +49,11 @@ def short_tails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recall_module, "TAIL", 4)
 
 
-@pytest.fixture(params=["torch", "torch ahead", "native", "device", "device exact", "device drafts"])
+@pytest.fixture(params=["torch", "torch ahead", "native", "mlx", "device", "device exact", "device drafts"])
 def engine(request: pytest.FixtureRequest, tiny_llama: Path) -> Iterator[Engine]:
     """An engine with slots for recall, on every path that computes attention."""
-    kernels = KernelChoice.NATIVE if request.param == "native" else KernelChoice.TORCH
     numerics = Numerics.FAST if request.param in ("device", "device drafts") else Numerics.EXACT
-    config = config_of(kernels=kernels, numerics=numerics)
+    config = config_of(numerics=numerics, **tiny.COMPUTERS.get(request.param, tiny.COMPUTERS["torch"]))
     if request.param.startswith("device"):
         drafter = (
             tiny.random_drafter(open_checkpoint(tiny_llama).config) if "drafts" in request.param else None
@@ -69,9 +67,9 @@ def engine(request: pytest.FixtureRequest, tiny_llama: Path) -> Iterator[Engine]
     engine.shutdown()
 
 
-@pytest.fixture
-def exact(tiny_llama: Path) -> Iterator[Engine]:
-    config = config_of()
+@pytest.fixture(params=["torch", "mlx"])
+def exact(request: pytest.FixtureRequest, tiny_llama: Path) -> Iterator[Engine]:
+    config = config_of(**tiny.COMPUTERS[request.param])
     engine = tiny.make_engine(tiny.load(tiny_llama, config), config)
     yield engine
     engine.shutdown()
@@ -236,6 +234,7 @@ def test_alone_among_others_and_cut_anywhere(exact: Engine) -> None:
     assert one_conversation(exact, cuts=(1, 2, 7)) == expected
 
 
+@pytest.mark.parametrize("exact", ["torch"], indirect=True)
 def test_every_path_says_the_same(engine: Engine, exact: Engine) -> None:
     """Greedy, so that a device drafts by itself where it can."""
     assert one_conversation(engine) == one_conversation(exact)

@@ -1,22 +1,24 @@
 import itertools
 import random
 import time
+import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from kakeya.errors import InvalidArgument
-from kakeya.recall.choosing import HALF_AT, QUERY_TERMS, QUERY_TOKENS, rarity
+from kakeya.recall.choosing import FOLLOWING, HALF_AT, QUERY_TERMS, QUERY_TOKENS, rarity
 from kakeya.recall.index import HEADER, MOST_TERMS, PAGE, RecallIndex, Vocabulary
-from kakeya.recall.words import terms_of
+from kakeya.recall.restating import READ
+from kakeya.recall.words import terms_of, words_of
 from kakeya.types import TokenRange
 
 WORDS = ["code", "name", "alice", "bruno", "of", "is", "the", "élan", "日本"]
 PIECES = [f" {word}".encode() for word in WORDS] + [b".", b"\n", b"s", b"7", "é".encode()[:1], b""]
 VOCABULARY = Vocabulary(PIECES)
-STOP, SPECIAL = len(WORDS), len(PIECES) - 1
+STOP, SEVEN, SPECIAL = len(WORDS), len(WORDS) + 3, len(PIECES) - 1
 
 
 def told(ids: Sequence[int], messages: Sequence[int] = ()) -> RecallIndex:
@@ -27,9 +29,13 @@ def told(ids: Sequence[int], messages: Sequence[int] = ()) -> RecallIndex:
     return index
 
 
-def choose(index: RecallIndex, length: int, **changes: object) -> tuple[TokenRange, ...]:
-    asked = {"pinned": 4, "window": 100, "recall": 128, "query_from": length - 20, **changes}
-    return index.choose(length, **asked)  # type: ignore[arg-type]
+def choose(ids: Sequence[int], messages: Sequence[int] = (), **changes: object) -> tuple[TokenRange, ...]:
+    return chosen_by(told(ids, messages), ids, **changes)
+
+
+def chosen_by(index: RecallIndex, ids: Sequence[int], **changes: object) -> tuple[TokenRange, ...]:
+    asked = {"length": len(ids), "pinned": 4, "window": 100, "recall": 128, "query_from": len(ids) - 20}
+    return index.choose(ids, **asked | changes)  # type: ignore[arg-type]
 
 
 class Naive:
@@ -80,16 +86,70 @@ class Naive:
                     weights[term] = rarity(count[term], len(held)) * HALF_AT // (HALF_AT + distance)
         best = dict(sorted(weights.items(), key=lambda each: -each[1])[:QUERY_TERMS])
         scores = [sum(best.get(term, 0) for term in terms) for terms in held]
-        seen, chosen = set(), set[int]()
+        top = 0
+        known, worthy, alike = set[int](), list[int](), list[int]()
         for page in sorted(range(len(held)), key=lambda page: (-scores[page], -page)):
-            text = tuple(self.ids[place] for place in self.pages[page])
-            places = hidden & set(self.pages[page])
-            if not scores[page] or not places or text in seen:
+            if not scores[page] or not hidden & set(self.pages[page]):
                 continue
-            seen.add(text)
-            if len(chosen | places) <= recall:
+            top = top or scores[page]
+            added = sum(best.get(term, 0) for term in held[page] - known)
+            heavy = sum(list(best.values())[:2])
+            beside = {page - 1, page + 1} & set(worthy)
+            if 4 * added >= top or added >= heavy or (beside and scores[page] >= min(heavy, 4 * top / 5)):
+                worthy.append(page)
+            elif 5 * scores[page] >= 4 * top:
+                alike.append(page)
+            else:
+                continue
+            known |= held[page]
+        worthy += alike
+        texts, chosen, ends = set(), set[int](), list[int]()
+        for page in worthy:
+            if page in worthy[:READ] and self.is_told_anew(page, worthy[:READ], best):
+                continue
+            places, text = (
+                hidden & set(self.pages[page]),
+                tuple(self.ids[place] for place in self.pages[page]),
+            )
+            if text not in texts and not places <= chosen and len(chosen | places) <= recall:
                 chosen |= places
-        return sorted(chosen)
+                ends.append(self.pages[page].stop)
+            texts.add(text)
+        return sorted(self.continued(chosen, sorted(ends, reverse=True), hidden, recall))
+
+    def is_told_anew(self, page: int, pages: list[int], weights: dict[int, int]) -> bool:
+        """Whether newer pages have, word by word, what this one says to the question."""
+        said = {each: list(self.sentences(self.pages[each], weights)) for each in pages}
+        best = max(worth for each in pages for _, _, worth in said[each])
+        answers = [each for each in said[page] if 4 * each[2] >= best]
+        newer = [each for other in pages if other > page + 1 for each in said[other]]
+        return bool(answers) and all(
+            any(set(words) <= set(others) and (not has or figures) for others, figures, _ in newer)
+            for words, has, _ in answers
+        )
+
+    def sentences(self, page: range, weights: dict[int, int]) -> Iterator[tuple[list[str], bool, int]]:
+        """Words, whether there are figures that were not asked for, and the worth of each sentence."""
+        sentences = [""]
+        for letter in b"".join(PIECES[self.ids[place]] or b"\n" for place in page).decode(errors="replace"):
+            if letter == "\n" or (letter == " " and sentences[-1].endswith(".")):
+                sentences.append("")
+            else:
+                sentences[-1] += letter
+        for text in filter(str.strip, sentences):
+            terms = {term for pair in terms_of(text) for term in pair}
+            words = words_of(text)
+            figures = [word for word in words if "7" in word and zlib.crc32(word.encode()) not in weights]
+            worth = sum(weights.get(term, 0) for term in terms if term is not None)
+            yield [word for word in words if word not in figures], bool(figures), worth
+
+    def continued(self, chosen: set[int], ends: list[int], hidden: set[int], recall: int) -> set[int]:
+        """One token after another of what followed the pages, 64 of each in turn."""
+        for step in range(0, 2000 if ends else 0, FOLLOWING):
+            for end in ends:
+                room = recall - len(chosen)
+                chosen |= hidden & set(range(end + step, end + step + min(room, FOLLOWING)))
+        return chosen
 
 
 def positions(ranges: Sequence[TokenRange]) -> list[int]:
@@ -127,7 +187,7 @@ def test_it_chooses_what_the_slow_way_chooses_however_it_was_told(
         index.extend(ids[start:end])
     length = max(0, len(ids) - asked // 2)
     settings = {"pinned": pinned, "window": window, "recall": recall, "query_from": len(ids) - asked}
-    chosen = index.choose(length, **settings)
+    chosen = index.choose(ids, length, **settings)
     assert positions(chosen) == Naive(ids, marks).choose(length, **settings)
     assert chosen == tuple(sorted(chosen))
     assert all(a.end < b.start for a, b in itertools.pairwise(chosen))
@@ -136,7 +196,9 @@ def test_it_chooses_what_the_slow_way_chooses_however_it_was_told(
 
 
 def said(text: str) -> list[int]:
-    return [WORDS.index(word) if word in WORDS else STOP for word in text.split()]
+    """A "7s" is two tokens and one figure."""
+    names = {**{word: [place] for place, word in enumerate(WORDS)}, "7": [SEVEN], "7s": [SEVEN, SEVEN - 1]}
+    return [token for word in text.split() for token in names.get(word, [STOP])]
 
 
 FILLER = said("the name of the . ") * 40
@@ -145,33 +207,40 @@ FACT = said(". the code of alice is bruno .")
 
 def test_a_fact_is_found() -> None:
     ids = FILLER + FACT + FILLER * 10 + said("code of alice is")
-    chosen = choose(told(ids), len(ids), recall=64)
+    chosen = choose(ids, recall=64)
     assert set(range(len(FILLER), len(FILLER) + len(FACT))) <= set(positions(chosen))
+
+
+def test_of_a_fact_told_anew_the_newest_is_seen() -> None:
+    old, new = said(". the code of alice is 7 ."), said(". the code of alice is 7s .")
+    ids = FILLER + old + FILLER * 4 + new + FILLER * 4 + said("the code of alice is")
+    places = positions(choose(ids, recall=256, query_from=len(ids) - 5))
+    assert len(FILLER) + 6 not in places
+    assert 5 * len(FILLER) + len(old) + 6 in places
 
 
 def test_nothing_is_brought_back_while_everything_is_in_sight() -> None:
     ids = FACT + FILLER + said("code of alice is")
-    index = told(ids)
-    assert choose(index, 4 + 100 + 128) == ()
-    assert choose(told(ids), 0) == ()
+    assert choose(ids, length=4 + 100 + 128) == ()
+    assert choose(ids, length=0) == ()
 
 
 def test_a_question_about_nothing_that_was_said_brings_nothing_back() -> None:
     ids = [*FILLER * 4, STOP, STOP]
-    assert choose(told(ids), len(ids), query_from=len(ids) - 2) == ()
+    assert choose(ids, query_from=len(ids) - 2) == ()
 
 
 def test_what_is_to_be_remembered_comes_whatever_is_asked() -> None:
     ids = [*FILLER * 4, STOP, STOP]
     kept = (TokenRange(10, 30),)
-    assert choose(told(ids), len(ids), query_from=len(ids) - 2, remembered=kept) == kept
+    assert choose(ids, query_from=len(ids) - 2, remembered=kept) == kept
 
 
 def test_a_page_begins_with_its_messages_header() -> None:
     message = [SPECIAL, *said("name . code of alice is bruno .")]
     ids = FILLER[:90] + message + FILLER * 10 + said("code of alice is")
     for shift in range(64):
-        chosen = choose(told(ids[shift:], [90 - shift]), len(ids) - shift, recall=64)
+        chosen = choose(ids[shift:], [90 - shift], recall=64)
         assert set(range(90 - shift, 90 - shift + len(message))) <= set(positions(chosen)), shift
 
 
@@ -188,13 +257,13 @@ def test_a_message_cannot_be_marked_too_late() -> None:
 def test_a_fork_goes_its_own_way() -> None:
     index = told(FILLER)
     fork = index.fork()
-    fork.extend(FACT + FILLER * 10 + said("code of alice is"))
+    ids = FILLER + FACT + FILLER * 10 + said("code of alice is")
+    fork.extend(ids[len(FILLER) :])
     index.extend(FILLER * 11 + said("code of alice is"))
     assert (index.length, fork.length) == (len(FILLER) * 12 + 4, len(FILLER) * 11 + len(FACT) + 4)
-    assert len(FILLER) + 2 in positions(choose(fork, fork.length, recall=64))
-    whole = told(FILLER + FACT + FILLER * 10 + said("code of alice is"))
-    assert choose(fork, fork.length) == choose(whole, whole.length)
-    assert fork.nbytes == whole.nbytes
+    assert len(FILLER) + 2 in positions(chosen_by(fork, ids, recall=64))
+    assert chosen_by(fork, ids) == choose(ids)
+    assert fork.nbytes == told(ids).nbytes
 
 
 @pytest.mark.parametrize("words_a_token", [0, 1, 3])
@@ -215,8 +284,9 @@ def test_a_long_history_is_searched_in_milliseconds() -> None:
     chance = random.Random(0)
     pieces = [f" word{number}".encode() for number in range(20_000)]
     index = RecallIndex(Vocabulary(pieces))
-    index.extend([int(20_000 ** chance.random()) - 1 for _ in range(200_000)])
+    ids = [int(20_000 ** chance.random()) - 1 for _ in range(200_000)]
+    index.extend(ids)
     began = time.process_time()
     for _ in range(10):
-        assert choose(index, 200_000, query_from=199_744)
+        assert chosen_by(index, ids, query_from=199_744)
     assert time.process_time() - began < 0.5

@@ -100,6 +100,15 @@ def test_text_that_is_not_unicode_is_refused(bad: Any) -> None:
         BYTE_LEVEL.encode(bad)
 
 
+def test_pieces_stand_for_every_id_of_a_padded_vocabulary() -> None:
+    tokenizer = Tokenizer(byte_level_files())
+    size = tokenizer.vocab_size
+    pieces = tokenizer.pieces(size + 3)
+    assert pieces[:size] == [tokenizer.text_bytes(token_id) for token_id in range(size)]
+    assert any(pieces[:size])
+    assert pieces[size:] == [b""] * 3
+
+
 def test_settings_of_a_training_run_do_not_cut_or_pad() -> None:
     tokenizer = library(BYTE_LEVEL)
     tokenizer.enable_truncation(2)

@@ -13,8 +13,9 @@ from zlib import crc32
 import numpy as np
 
 from kakeya.errors import InvalidArgument
-from kakeya.recall.choosing import QUERY_TOKENS, Page, best_pages, fill
+from kakeya.recall.choosing import QUERY_TOKENS, Page, best_pages, fill, weigh
 from kakeya.recall.postings import Postings
+from kakeya.recall.restating import READ, up_to_date
 from kakeya.recall.words import MESSAGE, WITHIN_CHARACTER, Ids, Levels, Vocabulary, terms_of
 from kakeya.types import TokenRange
 
@@ -42,7 +43,6 @@ class RecallIndex:
         self._digests = array("I")
         self._messages = array("I")
         self._open: Ids = np.empty(0, dtype=np.int32)
-        self._tail: Ids = self._open
         self._length = 0
 
     @property
@@ -58,7 +58,7 @@ class RecallIndex:
     @property
     def nbytes(self) -> int:
         arrays = (self._starts, self._digests, self._messages)
-        small = sum(each.itemsize * len(each) for each in arrays) + self._open.nbytes + self._tail.nbytes
+        small = sum(each.itemsize * len(each) for each in arrays) + self._open.nbytes
         return small + self._postings.nbytes
 
     def fork(self) -> "RecallIndex":
@@ -67,7 +67,7 @@ class RecallIndex:
         other._postings = self._postings.fork()
         other._starts, other._digests = self._starts[:], self._digests[:]
         other._messages = self._messages[:]
-        other._open, other._tail, other._length = self._open, self._tail, self._length
+        other._open, other._length = self._open, self._length
         return other
 
     def mark_message(self, position: int) -> None:
@@ -91,7 +91,6 @@ class RecallIndex:
 
     def _extend(self, ids: Ids) -> None:
         self._length += len(ids)
-        self._tail = np.concatenate((self._tail, ids))[-QUERY_TOKENS:]
         unread = np.concatenate((self._open, ids))
         # A page is cut when its next token is there: only then is known how well it would end.
         if len(unread) > PAGE:
@@ -135,6 +134,7 @@ class RecallIndex:
 
     def choose(
         self,
+        history: Sequence[int],
         length: int,
         *,
         pinned: int,
@@ -145,22 +145,30 @@ class RecallIndex:
     ) -> tuple[TokenRange, ...]:
         """The ranges, `recall` tokens at most, that the tokens from `query_from` to the end ask for.
 
-        They lie between what is pinned and what the token at `length` sees, in order of time, and do not
-        overlap. `remembered` ranges come first. Nothing while nothing is out of sight, and where no page
-        shares a word with the question: what is there may then stay.
+        `history` is what the index was told; it may have grown since. The ranges lie between what is pinned
+        and what the token at `length` sees, in order of time, and do not overlap. `remembered` ones come
+        first. Nothing while nothing is out of sight, and where no page shares a word with the question: what
+        is there may then stay.
         """
         if length <= pinned + recall + window:
             return ()
         hidden = TokenRange(pinned, length - window + 1)
-        terms = terms_of(self._vocabulary.text(self._asked(query_from)))
+        asked = history[max(0, query_from, self._length - QUERY_TOKENS) : self._length]
+        weights = weigh(terms_of(self._text(asked)), self._postings, len(self._starts))
         first = max(0, bisect_right(self._starts, hidden.start) - 1)
         last = min(bisect_left(self._starts, hidden.end), len(self._starts))
-        best = best_pages(terms, self._postings, len(self._starts), range(first, last))
+        best = best_pages(weights, self._postings, range(first, last))
+        read = [(page, self._text(self._of_page(history, page))) for page in best[:READ]]
+        best[:READ] = up_to_date(read, weights)
         pages = [Page(self._range(page), self._digests[page]) for page in best]
         return fill(hidden, recall, remembered, pages)
 
-    def _asked(self, query_from: int) -> Ids:
-        return self._tail[max(0, query_from - (self._length - len(self._tail))) :]
+    def _text(self, token_ids: Sequence[int]) -> str:
+        return self._vocabulary.text(np.asarray(token_ids, dtype=np.int32))
+
+    def _of_page(self, history: Sequence[int], page: int) -> Sequence[int]:
+        place = self._range(page)
+        return history[place.start : place.end]
 
     def _range(self, page: int) -> TokenRange:
         following = self._starts[page + 1 : page + 2]

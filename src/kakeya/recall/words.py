@@ -44,10 +44,16 @@ def terms_of(text: str) -> list[tuple[int, int | None]]:
     "The code of Alice" has such a pair, of "code" and "alice". Processes and machines agree on the numbers.
     Two terms may share one: of any two, once in four billion times.
     """
-    return list(_terms(words_of(text)))
+    return list(numbered(words_of(text)))
 
 
-def _terms(words: Sequence[str]) -> Iterator[tuple[int, int | None]]:
+def term_of(word: str) -> int:
+    """The number of a word."""
+    return crc32(word.encode())
+
+
+def numbered(words: Sequence[str]) -> Iterator[tuple[int, int | None]]:
+    """The same for words that are known already."""
     before: bytes | None = None
     for word in words:
         data = word.encode()

@@ -106,6 +106,11 @@ class Tokenizer:
         data = self.token_bytes(token_id)
         return data if special or token_id not in self._special else b""
 
+    def pieces(self, count: int) -> list[bytes]:
+        """What each of the first `count` ids adds to a text; nothing for one that is not known here."""
+        known = self._encoder.id_to_token
+        return [b"" if known(each) is None else self.text_bytes(each) for each in range(count)]
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for, special or not. Raises InvalidArgument for an unknown id."""
         data = self._bytes.get(token_id)

@@ -12,6 +12,7 @@ from kakeya.bench.recall.benchmark import Part, RecallBench, RecallResults
 from kakeya.bench.recall.material import EIGHT, ONE
 from kakeya.bench.recall.rows import Asked, Harm, RecallRow, StreamCost, TurnCost
 from kakeya.bench.report import as_json, from_json
+from kakeya.bench.runner import main_chart
 from kakeya.bench.stats import Samples
 from kakeya.config import EngineConfig
 from kakeya.errors import ConfigError
@@ -134,11 +135,26 @@ def test_a_part_is_measured_by_itself(chat_model: Path, measure: Callable[..., A
     assert (results.harm, results.turns, results.streams) == (None, (), ())
 
 
+def test_only_the_memories_that_were_named_are_asked(chat_model: Path, measure: Callable[..., Any]) -> None:
+    bench = TinyBench(
+        model=str(chat_model),
+        window=128,
+        recall=128,
+        part=Part.ANSWERS,
+        kinds=ONE,
+        distances="512",
+        trials=1,
+        memories=f"{RECALL},{RIGHT}",
+    )
+    assert [row.memory for row in measure(bench).results.rows] == [RECALL, RIGHT]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"kinds": "one fact,magic"}, "kinds must be some of .* got 'magic'"),
-        ({"distances": "900"}, "distances must be at least 1016 tokens, .* got 900"),
+        ({"memories": "recall,magic"}, "memories must be some of .* got 'magic'"),
+        ({"distances": "571"}, "distances must be at least 572 tokens, .* got 571"),
         ({"histories": "600"}, "histories must outgrow"),
         ({"recall": 64}, "recall must be at least 128, got 64"),
         ({"text": Path("absent.txt")}, "cannot be read as UTF-8"),
@@ -153,3 +169,12 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> Non
 def test_quick_is_quick() -> None:
     quick = RecallBench(quick=True)
     replace(quick, **quick.presets()).check(picture=True)
+
+
+def test_the_picture_has_every_kind_with_recall_and_the_first_without() -> None:
+    rows = (row(RECALL, ONE, 9), row(BOUNDED, ONE, 0), row(RECALL, EIGHT, 8), row(BOUNDED, EIGHT, 1))
+    chart = main_chart(RecallBench.show(RecallResults(rows=rows)))
+    assert chart is not None
+    assert [each.name for each in chart.series] == [ONE, EIGHT, f"{ONE}, {BOUNDED}"]
+    assert chart.series[1].values == [rows[2].right.share]
+    assert main_chart(RecallBench.show(RecallResults())) is None

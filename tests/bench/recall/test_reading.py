@@ -1,6 +1,9 @@
-from kakeya.bench.recall.material import ONE, Filler, Trial, make_trial
-from kakeya.bench.recall.reading import Memory, holds, random_pages, right_pages, shorten
+from dataclasses import replace
+
+from kakeya.bench.recall.material import ONE, Filler, Telling, Trial, make_trial
+from kakeya.bench.recall.reading import Memory, holds, look, random_pages, right_pages, shorten
 from kakeya.bench.text import prose
+from kakeya.recall.index import Vocabulary
 from kakeya.types import TokenRange
 
 MEMORY = Memory(4, 252, 256)
@@ -40,3 +43,14 @@ def test_right_pages_hold_what_is_sought_and_random_ones_do_not() -> None:
     assert sum(each.length for each in pages) == 256
     assert not holds(pages, told.sought)
     assert not holds(pages, ())
+
+
+def test_in_a_pasted_message_the_text_before_the_question_is_searched_with() -> None:
+    """Token 7 is said early and again right before a question about nothing."""
+    vocabulary = Vocabulary([f" word{number}".encode() for number in range(20)])
+    history = [7, *[place % 5 for place in range(2000)], 7]
+    told = Trial(Telling((), "", ()), history, [19], (TokenRange(0, 1),))
+    memory = Memory(0, 252, 256)
+    assert look(vocabulary, told, memory).ranges == ()
+    pasted = replace(told, telling=replace(told.telling, pasted=True))
+    assert holds(look(vocabulary, pasted, memory).ranges, pasted.sought)

@@ -1,7 +1,7 @@
 """Facts are asked for in every memory, with the same histories."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,10 +32,11 @@ FULL, BOUNDED, RANDOM, RECALL, WHOLE, RIGHT, PINNED = (
     "bounded",
     "random pages",
     "recall",
-    "recall, all of it computed",
+    "recall with all computed",
     "right pages",
     "pinned",
 )
+MEMORIES = (FULL, WHOLE, BOUNDED, RANDOM, RECALL, RIGHT, PINNED)
 
 
 def near_kind(kind: str) -> str:
@@ -81,9 +82,11 @@ class Asker:
     def within(self) -> list[RecallRow]:
         """Facts that the window still holds, with a history that has outgrown it."""
         rows: dict[str, list[Asked]] = defaultdict(list)
-        for number in range(self._bench.trials):
+        asked = self._bench.memories_asked
+        ways = [each for each in ((BOUNDED, 0), (WHOLE, self._bench.recall)) if each[0] in asked]
+        for number in range(self._bench.trials if ways else 0):
             trial = self._trial(material.EIGHT, self._bench.near, number, lead=self._bench.cache.capacity)
-            for memory, recall in ((BOUNDED, 0), (WHOLE, self._bench.recall)):
+            for memory, recall in ways:
                 said = answer(self._runtime, trial.history, trial.question, recall=recall)
                 rows[memory].append(Asked(None, trial.telling.is_right(said.text), said.text))
         kind = near_kind(material.EIGHT)
@@ -100,17 +103,25 @@ class Asker:
     def _answers(
         self, trial: Trial, looked: Looked, seed: str, distance: int
     ) -> Iterator[tuple[str, tuple[Asked, int]]]:
+        """What each memory that was asked for says, of those that this trial can be put to."""
         memory = self._bench.memory
-        if distance <= self._bench.full_tokens:
-            yield FULL, self._read(trial, (), runtime=self._unbounded)
-        if distance <= self._bench.whole_tokens:
-            yield WHOLE, self._whole(trial)
-        yield BOUNDED, self._read(trial, ())
-        yield RANDOM, self._read(trial, random_pages(trial, memory, seed))
-        yield RECALL, self._read(trial, looked.ranges)
-        if trial.sought:
-            yield RIGHT, self._read(trial, right_pages(trial, memory))
-            yield PINNED, self._pin(trial)
+        ways: dict[str, Callable[[], tuple[Asked, int]]] = {
+            FULL: lambda: self._read(trial, (), runtime=self._unbounded),
+            WHOLE: lambda: self._whole(trial),
+            BOUNDED: lambda: self._read(trial, ()),
+            RANDOM: lambda: self._read(trial, random_pages(trial, memory, seed)),
+            RECALL: lambda: self._read(trial, looked.ranges),
+            RIGHT: lambda: self._read(trial, right_pages(trial, memory)),
+            PINNED: lambda: self._pin(trial),
+        }
+        impossible = set[str]() if trial.sought else {RIGHT, PINNED}
+        if distance > self._bench.full_tokens:
+            impossible.add(FULL)
+        if distance > self._bench.whole_tokens:
+            impossible.add(WHOLE)
+        for name in self._bench.memories_asked:
+            if name not in impossible:
+                yield name, ways[name]()
 
     def _read(
         self, trial: Trial, ranges: Sequence[TokenRange], runtime: "Runtime | None" = None

@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -13,10 +14,10 @@ import typer
 
 from kakeya.bench.benchmark import Benchmark, Quick, Repeats, Results, Run, numbers
 from kakeya.bench.recall import material
-from kakeya.bench.recall.asking import BOUNDED, RECALL, WHOLE, Asker, near_kind
+from kakeya.bench.recall.asking import BOUNDED, MEMORIES, RECALL, WHOLE, Asker, near_kind
 from kakeya.bench.recall.costs import AGENTS, STREAMS, measure_harm, measure_streams, measure_turns
 from kakeya.bench.recall.material import KINDS
-from kakeya.bench.recall.reading import Memory
+from kakeya.bench.recall.reading import TAIL, Memory
 from kakeya.bench.recall.rows import Harm, RecallRow, SearchCost, StreamCost, TurnCost, share_of
 from kakeya.bench.report import Gate, at_least, at_most, busy
 from kakeya.bench.stats import ratio
@@ -70,6 +71,7 @@ class RecallBench(Benchmark[RecallResults]):
         typer.Option(help="`answers`: what is remembered; `costs`: what that takes; both when left out."),
     ] = None
     kinds: Annotated[str, _what(help="Kinds of facts, with commas.")] = ",".join(KINDS)
+    memories: Annotated[str, _what(help="Which memories are asked, with commas.")] = ",".join(MEMORIES)
     distances: Annotated[str, _what(help="Tokens between a fact and its question, with commas.")] = (
         "1500,50000,1000000"
     )
@@ -118,6 +120,10 @@ class RecallBench(Benchmark[RecallResults]):
         return self.kinds.split(",")
 
     @property
+    def memories_asked(self) -> list[str]:
+        return self.memories.split(",")
+
+    @property
     def distances_asked(self) -> tuple[int, ...]:
         return numbers("distances", self.distances)
 
@@ -126,13 +132,20 @@ class RecallBench(Benchmark[RecallResults]):
         """A distance within the window, with the longest question."""
         return self.window // 4
 
+    @property
+    def least_distance(self) -> int:
+        """From here on neither memory sees a fact by itself."""
+        return self.window + max(self.recall, TAIL) + PAGE
+
     def check(self, *, picture: bool) -> None:
         self.require_least(trials=1, passages=1, repeats=1, recall=2 * PAGE, window=2 * PAGE)
         if unknown := [kind for kind in self.kinds_asked if kind not in KINDS]:
             raise ConfigError(f"kinds must be some of {', '.join(KINDS)}, got {unknown[0]!r}")
-        if min(self.distances_asked) < 2 * (self.window + self.recall):
+        if unknown := [each for each in self.memories_asked if each not in MEMORIES]:
+            raise ConfigError(f"memories must be some of {', '.join(MEMORIES)}, got {unknown[0]!r}")
+        if min(self.distances_asked) < self.least_distance:
             raise ConfigError(
-                f"distances must be at least {2 * (self.window + self.recall)} tokens, twice what is seen, "
+                f"distances must be at least {self.least_distance} tokens, so that facts are out of sight, "
                 f"got {min(self.distances_asked)}"
             )
         if min(numbers("histories", self.histories)) < self.cache.capacity + 2 * self.recall:
@@ -225,6 +238,8 @@ class RecallBench(Benchmark[RecallResults]):
             at_least("one of 8 alike: right", share([material.EIGHT], "right"), 0.75, absent=NOT_ASKED),
             at_least("one of 64 alike: found", share([material.MANY], "found"), 0.9, absent=NOT_ASKED),
             at_least("told anew: right", share([material.UPDATED], "right"), 0.9, absent=NOT_ASKED),
+            at_least("in a pasted message: found", share([material.PASTED], "found"), 0.98, absent=NOT_ASKED),
+            at_least("in a pasted message: right", share([material.PASTED], "right"), 0.95, absent=NOT_ASKED),
             at_most("right answers lost within the window", lost, 0.02, absent=NOT_ASKED),
             at_most(
                 "perplexity with recall over without",
@@ -313,17 +328,31 @@ def _recalling_over_plain(streams: Sequence[StreamCost]) -> float | None:
 
 
 def _charts(rows: Sequence[RecallRow]) -> list[Chart]:
-    """Right answers by distance, for each kind; the first is the picture."""
+    """Right answers by distance: the picture has all kinds of facts with recall, the others one each."""
     far = [row for row in rows if not row.kind.endswith("within the window")]
-    charts = []
-    for kind in dict.fromkeys(row.kind for row in far):
-        of_kind = [row for row in far if row.kind == kind]
-        distances = sorted({row.distance for row in of_kind})
-        series = []
-        for memory in dict.fromkeys(row.memory for row in of_kind):
-            found = {row.distance: row.right.share for row in of_kind if row.memory == memory}
-            series.append(Series(memory, [found.get(distance) for distance in distances]))
-        headings = [f"{distance:,}" for distance in distances]
-        charts.append(Chart(f"Right answers: {kind}", "share", "tokens since it was said", headings, series))
-    charts[:1] = [replace(chart, picture=True) for chart in charts[:1]]
-    return charts
+    kinds = list(dict.fromkeys(row.kind for row in far))
+    recalled = [row for row in far if row.memory == RECALL]
+    plain = [row for row in far if row.memory == BOUNDED and row.kind == kinds[0]]
+    charts = [_chart("Right answers with recall", [*recalled, *plain], _kind_or_memory, picture=True)]
+    charts += [_chart(f"Right answers: {kind}", [row for row in far if row.kind == kind]) for kind in kinds]
+    return [chart for chart in charts if chart.series]
+
+
+def _kind_or_memory(row: RecallRow) -> str:
+    return row.kind if row.memory == RECALL else f"{row.kind}, {row.memory}"
+
+
+def _chart(
+    title: str,
+    rows: Sequence[RecallRow],
+    name: Callable[[RecallRow], str] = lambda row: row.memory,
+    *,
+    picture: bool = False,
+) -> Chart:
+    distances = sorted({row.distance for row in rows})
+    shares: dict[str, dict[int, float | None]] = defaultdict(dict)
+    for row in rows:
+        shares[name(row)][row.distance] = row.right.share
+    series = [Series(each, [found.get(distance) for distance in distances]) for each, found in shares.items()]
+    headings = [f"{distance:,}" for distance in distances]
+    return Chart(title, "share", "tokens since it was said", headings, series, picture=picture)

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from kakeya.bench.text import stretch
@@ -19,6 +19,7 @@ LAST = _listed(
     "Fischer Lopez Petrov Larsen Dubois Moreau Kowalski Brown"
 )
 PLACES = _listed("north south harbour garden tower river museum station")
+THINGS = _listed("eggs flour candles soap honey batteries rice lemons")
 # Said and asked without a common word, and what may be put in.
 OTHER_WORDS = (
     ("Our hound answers to {key}.", "What did they call the dog?", "The dog is called", "Pepper Ziggy Mango"),
@@ -51,12 +52,14 @@ class Fact:
 
 @dataclass(frozen=True)
 class Telling:
-    """What is told and asked. A right answer has all of `keys` and none of `wrong`."""
+    """What is told and asked. A right answer has all of `keys` and none of `wrong`. With `pasted` all of it
+    is one message, so the text before the question is searched with, too."""
 
     facts: tuple[Fact, ...]
     question: str
     keys: tuple[str, ...]
     wrong: tuple[str, ...] = ()
+    pasted: bool = False
 
     def is_right(self, answer: str) -> bool:
         return all(key in answer for key in self.keys) and not any(key in answer for key in self.wrong)
@@ -103,6 +106,18 @@ def updated(chance: random.Random) -> Telling:
     return Telling(facts, _asked_code(name), (new,))
 
 
+def pasted(chance: random.Random) -> Telling:
+    return replace(one(chance), pasted=True)
+
+
+def listed(chance: random.Random) -> Telling:
+    """The same is said of three things, and all of them count."""
+    things = tuple(chance.sample(THINGS, 3))
+    facts = tuple(Fact(f"Put {thing} on the shopping list.", is_sought=True) for thing in things)
+    question = _asked("Which three things are on the shopping list?", "On the shopping list are")
+    return Telling(facts, question, things)
+
+
 def several(chance: random.Random) -> Telling:
     """Two of eight alike facts are asked for at once."""
     names, keys = _names(chance, 8), _keys(chance, 8)
@@ -137,12 +152,15 @@ def other_words(chance: random.Random) -> Telling:
 
 
 ONE, EIGHT, MANY, UPDATED = "one fact", "one of 8 alike", "one of 64 alike", "told anew"
-SEVERAL, HOPS, ABSENT, OTHER = "two of 8 at once", "two hops", "never told", "in other words"
+PASTED, LISTED, SEVERAL = "in a pasted message", "a list in three parts", "two of 8 at once"
+HOPS, ABSENT, OTHER = "two hops", "never told", "in other words"
 KINDS: dict[str, Callable[[random.Random], Telling]] = {
     ONE: one,
     EIGHT: partial(alike, count=8),
     MANY: partial(alike, count=64),
     UPDATED: updated,
+    PASTED: pasted,
+    LISTED: listed,
     SEVERAL: several,
     HOPS: two_hops,
     ABSENT: absent,

@@ -7,6 +7,7 @@ the beginning, the chosen pages, and two windows before the question. Reports sa
 
 import random
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -53,14 +54,16 @@ def sees_from(trial: Trial) -> int:
 def look(vocabulary: Vocabulary, trial: Trial, memory: Memory) -> Looked:
     """Search the whole history for what the question is about."""
     index = RecallIndex(vocabulary)
-    index.extend([*trial.history, *trial.question])
+    told = array("i", [*trial.history, *trial.question])
+    index.extend(told)
     began = time.perf_counter()
     ranges = index.choose(
+        told,
         sees_from(trial),
         pinned=memory.pinned,
         window=memory.window,
         recall=memory.recall,
-        query_from=len(trial.history),
+        query_from=0 if trial.telling.pasted else len(trial.history),
     )
     return Looked(ranges, time.perf_counter() - began, 4 + index.nbytes / index.length)
 
