@@ -185,6 +185,13 @@ def test_closing_can_wait_for_what_runs(default_model: Path) -> None:
     assert len(tokens) == 3
 
 
+def test_documents_need_a_state_directory(runtime: Runtime) -> None:
+    assert not runtime.has_documents
+    for call in (lambda: runtime.change_documents([]), lambda: runtime.documents("letter")):
+        with pytest.raises(ConfigError, match="there is none: set state_dir"):
+            call()
+
+
 def test_an_unknown_model_is_named() -> None:
     with pytest.raises(ModelNotFound, match="no-such-model"):
         Runtime.open("no-such-model")

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from kakeya import loading, runtime as runtime_module
+from kakeya import loading
 from kakeya.config import Quotas, RuntimeConfig
 from kakeya.errors import Unavailable
 from kakeya.metrics import Metrics
 from kakeya.runtime import LOCAL_OWNER, Runtime
+from kakeya.sessions import transfer
 from kakeya.types import TokenEvent
 from support import tiny
 from support.engines import FAULT, REASON, device_of, fault, open_breakable
@@ -64,7 +65,7 @@ def test_a_copy_that_loses_the_device_ends_the_engine(
         device_of(runtime).broken = True
         raise fault()
 
-    monkeypatch.setattr(runtime_module, move, broken)
+    monkeypatch.setattr(transfer, move, broken)
     with pytest.raises(Unavailable, match=FAULT):
         if move == "on_host":
             runtime.export_session(session, saved)

@@ -18,6 +18,7 @@
     │   ├── ResourceExhausted  no slab free, queue full, over quota
     │   │   ├── NoFreeSlab     all slabs are in use
     │   │   └── StorageFailed  the state directory cannot be written or read: full, or broken
+    │   │       └── Fenced     another process has taken the state directory over
     │   └── Unavailable        draining, shut down, still loading or out of reach
     │       └── DeviceLost     the device failed for good, and the engine with it
     ├── InvariantViolation     the session's bookkeeping broke; the session is failed
@@ -121,6 +122,10 @@ class NoFreeSlab(ResourceExhausted):
 
 class StorageFailed(ResourceExhausted):
     """The state directory cannot be written or read. Nothing was changed; it may work when there is space."""
+
+
+class Fenced(StorageFailed):
+    """Another process has taken the state directory over: this one must end."""
 
 
 class InvariantViolation(KakeyaError):

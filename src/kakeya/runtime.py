@@ -1,7 +1,7 @@
 """The door: the calls that servers, the command line and users make on sessions over one loaded model."""
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,10 +16,10 @@ from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import Proposer, WorksAhead
 from kakeya.engine.scoring import score_blocks, score_tokens
 from kakeya.engine.sequence import TokenSequence
-from kakeya.engine.state import SequenceState, on_device, on_host, read_state, write_state
+from kakeya.engine.state import SequenceState, read_state, write_state
 from kakeya.engine.state_bytes import check_values, decode_state, encode_state
 from kakeya.engine.stream import EventStream
-from kakeya.errors import ConfigError, InvalidArgument, SessionNotFound, StorageFailed, Unavailable
+from kakeya.errors import ConfigError, Unavailable
 from kakeya.loading import LoadedModel, load_model
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.observer import UNOBSERVED, EngineObserver
@@ -27,21 +27,25 @@ from kakeya.proposers.opening import device_drafter, open_proposers
 from kakeya.recall.index import Vocabulary
 from kakeya.sessions.answers import Answers, Call
 from kakeya.sessions.durable import Durable
-from kakeya.sessions.generating import GenerateListener, admission_result
+from kakeya.sessions.generating import Generates, counting_admission
 from kakeya.sessions.keeping import Keeping
+from kakeya.sessions.lifetimes import Lifetimes
 from kakeya.sessions.limits import Limits
-from kakeya.sessions.recording import RecordedStream
 from kakeya.sessions.remembering import Language, Remembering
 from kakeya.sessions.session import Session, check_label
 from kakeya.sessions.store import SessionStore
 from kakeya.sessions.sweep import Sweeper
+from kakeya.sessions.transfer import Transfer
 from kakeya.storage.envelope import contents_of, enveloped
+from kakeya.storage.handoffs import Leaving
+from kakeya.storage.parcels import unpacked
 from kakeya.storage.store import StateStore
 from kakeya.text import Tokenizer
 from kakeya.text.turns import message_start
 from kakeya.tracing import Tracing
 from kakeya.types import (
     Document,
+    OwnerUsage,
     RuntimeFacts,
     SamplingParams,
     SessionInfo,
@@ -91,13 +95,17 @@ class Runtime:
         self.backend = model.backend  # to measure it by itself, while no session generates
         self._pool = model.backend.pool
         self._metrics = metrics
-        self._tracing = tracing
         self._proposers = proposers
-        self._store = SessionStore()
+        self._store = SessionStore(settings.session_prefix)
         self._limits = Limits(settings.quotas)
         self._answers = Answers(settings.remembered_requests, settings.remembered_events)
         self._sweeper: Sweeper | None = None
         self._keeping = Keeping() if settings.state is None else self._open_state(settings.state)
+        self._lifetimes = Lifetimes(self._engine, self._store, self._limits, self._keeping, settings)
+        self._transfer = Transfer(self._engine, self._pool, self._limits, self._keeping, self._lifetimes)
+        self._generates = Generates(
+            self._engine, self._limits, self._keeping, tracing, settings.remembered_events
+        )
 
     @classmethod
     def open(
@@ -138,7 +146,7 @@ class Runtime:
         if self._metrics is not None:
             self._metrics.watch_sessions(self._store.count, self._store.live_bytes, self._facts.pool_bytes)
             self._metrics.watch_tiers(self._keeping.tiers)
-        if (ttl := self._shortest_ttl()) is not None:
+        if (ttl := self._lifetimes.shortest_ttl) is not None:
             self._sweeper = Sweeper(self.sweep, ttl)
             self._sweeper.start()
         return self
@@ -196,7 +204,7 @@ class Runtime:
                 )
                 stored = partial(self._keeping.created, call=call)
                 sequence = self._keeping.with_slab(take)
-                return self._keep(
+                return self._lifetimes.begin(
                     sequence, client_label, "session created", stored, request_id, holder=holder
                 )
 
@@ -249,25 +257,13 @@ class Runtime:
         call = Call("generate", session_id, request_id)
 
         def start() -> EventStream:
-            try:
+            with counting_admission(self._observer):
                 session = self._used(session_id, owner)
                 params = sampling or SamplingParams()
-                stream = self._generate(session, max_tokens, params, call, constraint, prediction)
-            except BaseException as error:
-                self._observer.admission(admission_result(error))
-                raise
-            self._observer.admission("accepted")
-            return stream
+                return self._generates.start(session, max_tokens, params, call, constraint, prediction)
 
         def tell_again(first: EventStream) -> EventStream:
-            session = self._store.get(session_id, owner)
-            stored = self._keeping.tell_again(session, first)
-            if stored is not None:
-                return stored
-            assert isinstance(first, RecordedStream), "a call with a request id is recorded"
-            if first.cancel_requested and not first.is_settled and session.sequence is not None:
-                self._engine.rest(session.sequence)
-            return first.replay()
+            return self._generates.tell_again(self._store.get(session_id, owner), first)
 
         return self._answers.once(owner, call, start, tell_again)
 
@@ -343,26 +339,21 @@ class Runtime:
                 length = copy.committed  # before anybody else can know of it
                 stored = partial(self._keeping.forked, original=session, call=call)
                 label = session.client_label
-                name = self._keep(copy, label, "session forked", stored, request_id, session, holder)
+                message = "session forked"
+                name = self._lifetimes.begin(copy, label, message, stored, request_id, session, holder)
                 return name, length
 
         return self._answers.once(owner, call, fork)
 
     def close_session(self, session_id: str, *, owner: str = LOCAL_OWNER) -> int:
         """Free the session; returns its final history length."""
-        session = self._store.get(session_id, owner)
-        with self._keeping.closing(session):
-            if not self._forget(session):
-                raise SessionNotFound(f"no session {session_id!r}")
-            length = self._end(session)
-        log.info("session closed", extra={"session_id": session_id, "history_length": length})
-        return length
+        return self._lifetimes.end(self._store.get(session_id, owner))
 
     def export_session(
         self, session_id: str, path: Path, *, notes: str = "", owner: str = LOCAL_OWNER
     ) -> None:
         """Write the session's whole state to a file, with a note of the caller's own."""
-        write_state(path, self._export(session_id, owner, notes))
+        write_state(path, self._transfer.take_out(self._used(session_id, owner), notes))
 
     def import_session(
         self, path: Path, *, client_label: str = "", owner: str = LOCAL_OWNER
@@ -373,7 +364,7 @@ class Runtime:
         """
         check_label(client_label)
         state = read_state(path, self.fingerprint, self._pool.geometry)
-        return self._import(state, client_label, owner, ""), state.notes
+        return self._bring_in(state, client_label, owner), state.notes
 
     @property
     def longest_import(self) -> int:
@@ -382,7 +373,7 @@ class Runtime:
 
     def export_bytes(self, session_id: str, *, owner: str = LOCAL_OWNER) -> list[bytes | memoryview]:
         """The session's whole state as the parts of a file, with a digest. See `import_bytes`."""
-        return enveloped(*encode_state(self._export(session_id, owner, "")))
+        return enveloped(*encode_state(self._transfer.take_out(self._used(session_id, owner))))
 
     def import_bytes(
         self,
@@ -401,9 +392,91 @@ class Runtime:
         def bring_in() -> tuple[str, int]:
             state = decode_state(contents_of(file), "the file", self.fingerprint, self._pool.geometry)
             check_values(state, "the file")
-            return self._import(state, client_label, owner, request_id), len(state.tokens)
+            return self._bring_in(state, client_label, owner, request_id), len(state.tokens)
 
         return self._answers.once(owner, Call("import", "", request_id), bring_in)
+
+    # Sessions that move between servers, each with a state directory of its own.
+
+    @property
+    def epoch(self) -> int:
+        """How often the state directory was taken over; 0 unless it is fenced."""
+        return self._keeping.epoch
+
+    def check_home(self) -> None:
+        """Raises Fenced when another process has taken the state directory over: this one must end."""
+        self._keeping.check_home()
+
+    def session_ids(self) -> list[str]:
+        """Of all owners."""
+        return [each.session_id for each in self._store.all()]
+
+    def count_sessions(self) -> tuple[int, int]:
+        """Of all owners: how many there are, and how many of them a front end holds for its clients."""
+        sessions = self._store.all()
+        return len(sessions), sum(bool(each.holder) for each in sessions)
+
+    def has_session(self, session_id: str) -> bool:
+        """Whether somebody's session of this id is here."""
+        return self._store.has(session_id)
+
+    def movable(self) -> dict[str, bool]:
+        """Sessions that may live at any server, since no front end holds them, and whether each generates."""
+        return {each.session_id: each.state == "generating" for each in self._store.all() if not each.holder}
+
+    def usage(self) -> dict[str, OwnerUsage]:
+        """What each owner uses here. Tokens are all that it spent since the process began."""
+        return self._limits.usage()
+
+    def count_elsewhere(self, usage: Mapping[str, OwnerUsage]) -> None:
+        """Let quotas count what owners use at other servers; tokens are those spent since the last call."""
+        self._limits.count_elsewhere(usage)
+
+    def hand_over(
+        self, session_id: str, peer: str, send: Callable[[Sequence[bytes | memoryview]], None]
+    ) -> int:
+        """Give a session that rests to another server; returns how many bytes it took.
+
+        `send` returns when the peer has stored it, and raises when that is not known: the session can then be
+        used nowhere until `settle` is told what came of it. Raises SessionNotFound and SessionBusy.
+        """
+        session = self._store.find(session_id)
+        with self._keeping.handing_over(session, peer) as parts:
+            send(parts)
+        self._lifetimes.forget(session)
+        size = sum(map(len, parts))
+        log.info("session handed over", extra={"session_id": session_id, "peer": peer, "bytes": size})
+        return size
+
+    def take_in(self, file: bytes | bytearray) -> str:
+        """A session that another server hands over, stored when this returns; its id, which stays.
+
+        It sleeps until it is used. Raises StateMismatch, and Conflict for one that was refused before.
+        """
+        parcel = unpacked(file)
+        session = self._keeping.take_in(parcel, self._answers)
+        self._store.restore(session)
+        self._limits.session_recovered(session.owner)
+        log.info("session taken in", extra={"session_id": session.session_id, "epoch": parcel.epoch})
+        return session.session_id
+
+    def was_taken(self, session_id: str, epoch: int) -> bool:
+        """Whether a session was taken in here under this epoch. If not, it never will be."""
+        return self._keeping.was_taken(session_id, epoch)
+
+    def leaving(self) -> list[Leaving]:
+        """Sessions that were being handed over, and nobody knows whether they were taken."""
+        return self._keeping.leaving()
+
+    def settle(self, leaving: Leaving, *, taken: bool) -> None:
+        """End the doubt about a session: its peer has it, or it is at home here again."""
+        session = self._store.find(leaving.session_id)
+        with session.lock:
+            if not taken:
+                self._keeping.stay(session)
+                return
+            self._keeping.left(session)
+        self._lifetimes.forget(session)
 
     # What front ends keep for their own clients.
 
@@ -418,14 +491,15 @@ class Runtime:
         return self._keeping.has_documents
 
     def documents(self, kind: str) -> list[Document]:
-        """The documents of a kind, of all owners, least recently used first. Raises StateDamaged."""
+        """The documents of a kind, of all owners, least recently used first. Raises StateDamaged, and
+        ConfigError without a state directory."""
         return self._keeping.documents(kind)
 
     def change_documents(
         self, put: Sequence[Document], delete: Sequence[tuple[str, str]] = ()
     ) -> "Future[None]":
         """Store documents and delete others, by kind and name, at once. Done when that is stored, or
-        StorageFailed, and then nothing has changed. Call it with a state directory only."""
+        StorageFailed, and then nothing has changed. Raises ConfigError without a state directory."""
         return self._keeping.change_documents(put, delete)
 
     def idle_since(self, used_at: float) -> float:
@@ -435,19 +509,11 @@ class Runtime:
     @property
     def retention_s(self) -> float | None:
         """For how long something is kept that nobody uses; None for ever."""
-        state = self.settings.state
-        return self.settings.session_idle_ttl_s if state is None else state.hibernated_ttl_s
+        return self._lifetimes.retention_s
 
     def sweep(self) -> int:
         """Close sessions that were idle for the configured time; returns how many. Also runs by itself."""
-        ttl = self.settings.session_idle_ttl_s
-        if self.settings.state is not None:
-            return sum(map(self._expire_asleep, self._keeping.sweep(ttl)))
-        if ttl is None:
-            return 0
-        return sum(
-            session.idle_seconds >= ttl and self._expire(session, ttl) for session in self._store.all()
-        )
+        return self._lifetimes.sweep()
 
     def warm(self, token_ids: Sequence[int]) -> None:
         """Compute a beginning before it is needed: sessions of every owner may copy it, and it is kept.
@@ -535,14 +601,9 @@ class Runtime:
         """Finds what a session should see again."""
         return Remembering(lambda: self._language)
 
-    def _shortest_ttl(self) -> float | None:
-        state = self.settings.state
-        ttls = (self.settings.session_idle_ttl_s, None if state is None else state.hibernated_ttl_s)
-        return min((ttl for ttl in ttls if ttl is not None), default=None)
-
     @cached_property
     def _language(self) -> Language:
-        pieces = [_piece(self.tokenizer, token) for token in range(self.model_config.vocab_size)]
+        pieces = self.tokenizer.pieces(self.model_config.vocab_size)
         return Language(Vocabulary(pieces), message_start(self.tokenizer))
 
     def _used(self, session_id: str, owner: str) -> Session:
@@ -551,110 +612,9 @@ class Runtime:
         session.touch()
         return session
 
-    def _keep(
-        self,
-        sequence: TokenSequence,
-        label: str,
-        message: str,
-        store: Callable[[Session], None],
-        request_id: str = "",
-        original: Session | None = None,
-        holder: str = "",
-    ) -> str:
-        """Add a session once it is stored. Closes the sequence when it cannot be."""
-        session = self._store.new(sequence, label)
-        session.holder = holder
-        if original is not None:
-            session.share_past(original)
-        try:
-            store(session)
-        except BaseException:
-            self._engine.close(sequence)
-            raise
-        self._store.restore(session)
-        ids = {"session_id": session.session_id, "request_id": request_id}
-        log.info(message, extra=ids | {"client_label": label})
-        return session.session_id
-
-    def _generate(
-        self,
-        session: Session,
-        max_tokens: int,
-        sampling: SamplingParams,
-        call: Call,
-        constraint: Constraint | None,
-        prediction: Sequence[int],
-    ) -> EventStream:
-        self._limits.start_request(session.owner)
-        events = self.settings.remembered_events
-        listener = GenerateListener(session, call, self._limits, self._keeping, events)
-        try:
-            if self._tracing is not None:
-                span = self._tracing.generate(session.session_id, call.request_id, max_tokens, sampling)
-                listener.span = span
-            with self._keeping.working(session) as sequence:
-                return self._engine.generate(sequence, max_tokens, sampling, listener, constraint, prediction)
-        except BaseException as error:
-            listener.refused(error)
-            raise
-
-    def _export(self, session_id: str, owner: str, notes: str) -> SequenceState:
-        """A session's whole state, on the host."""
-        session = self._used(session_id, owner)
-        working, device = self._keeping.working(session), self._engine.using_device()
-        with working as sequence, self._pool.transfers, device:
-            return on_host(self._engine.export_state(sequence, notes))
-
-    def _import(self, state: SequenceState, label: str, owner: str, request_id: str) -> str:
-        """A new session that continues a checked state."""
-        call, tokens = Call("import", "", request_id), state.tokens.tolist()
-        with self._pool.transfers, self._engine.using_device():
-            moved = on_device(state, self._pool.device)
-            with self._limits.new_session(owner):
-                sequence = self._keeping.with_slab(
-                    partial(self._engine.import_state, moved, owner, self._retriever())
-                )
-                stored = partial(self._keeping.created, call=call, tokens=tokens)
-                return self._keep(sequence, label, "session imported", stored, request_id)
-
-    def _end(self, session: Session) -> int:
-        """Close its sequence, if it has one; its final length."""
-        if session.sequence is not None:
-            return self._engine.close(session.sequence)
-        assert session.asleep is not None
-        return session.asleep.length
-
-    def _expire_asleep(self, session: Session) -> bool:
-        """Delete a session that slept for too long."""
-        try:
-            self.close_session(session.session_id, owner=session.owner)
-        except (SessionNotFound, StorageFailed) as error:
-            log.info("an expired session is not deleted: %s", error)
-            return False
-        return True
-
-    def _expire(self, session: Session, ttl: float) -> bool:
-        assert session.sequence is not None
-        if not self._engine.close_if(session.sequence, lambda _: session.has_expired(ttl)):
-            return False
-        log.info("idle session closed", extra={"session_id": session.session_id, "idle_ttl_s": ttl})
-        return self._forget(session)
-
-    def _forget(self, session: Session) -> bool:
-        """Remove it from the store and from its owner's count; False when another thread has just done so."""
-        if not self._store.remove(session):
-            return False
-        self._limits.session_closed(session.owner)
-        return True
+    def _bring_in(self, state: SequenceState, label: str, owner: str, request_id: str = "") -> str:
+        return self._transfer.bring_in(state, label, owner, self._retriever(), request_id)
 
 
 def _awake(sessions: Iterable[Session]) -> list[TokenSequence]:
     return [sequence for each in sessions if (sequence := each.sequence) is not None]
-
-
-def _piece(tokenizer: Tokenizer, token_id: int) -> bytes:
-    """What a token adds to a text; nothing for one that the tokenizer does not know."""
-    try:
-        return tokenizer.text_bytes(token_id)
-    except InvalidArgument:
-        return b""

@@ -320,6 +320,15 @@ class Document:
 
 
 @dataclass(frozen=True)
+class OwnerUsage:
+    """What an owner uses: sessions, generates that run, and tokens, appended and generated."""
+
+    sessions: int = 0
+    requests: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
 class TierFacts:
     """Where sessions are, and what the tiers for sleeping ones take."""
 

@@ -49,12 +49,14 @@ def test_gates(changes: dict[str, Any], gate: int | None, passed: bool | None) -
     assert "Sleepers" in report_page("t", Report("hibernate", {}, {}), Hibernate.show(results))
 
 
+@pytest.mark.parametrize("family", [1, 5])
 def test_sleepers_wake_and_say_what_they_would_have_said(
-    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch, family: int
 ) -> None:
     monkeypatch.setattr(hibernate, "_QUIET_S", 0.1)
+    monkeypatch.setattr(hibernate, "_LOOK_EVERY_S", 0.0)
     given = {"sessions": 12, "slabs": 4, "streams": 1, "storm_s": 0.4, "wakes_per_s": 100.0, "prompt_len": 9}
-    bench = Hibernate(**(tiny | given | {"host_tier_bytes": 40_000, "gen_tokens": 3}))
+    bench = Hibernate(**(tiny | given | {"host_tier_bytes": 40_000, "gen_tokens": 3, "family": family}))
     results = bench.run(Run())
     assert (results.sessions, results.wrong_outputs, results.errors) == (12, 0, ())
     assert results.host_wakes > 0

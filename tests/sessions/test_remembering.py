@@ -35,7 +35,7 @@ def test_it_is_told_of_what_is_new_alone_and_of_no_token_beyond_the_prompt() -> 
     at_once.extend(history)
     asked = query(1000)
     assert memory.choose(history, asked) == at_once.choose(
-        asked.length, pinned=4, window=100, recall=64, query_from=asked.query_from
+        history, asked.length, pinned=4, window=100, recall=64, query_from=asked.query_from
     )
 
 

@@ -109,6 +109,35 @@ def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
     database.close()
 
 
+def test_what_is_deleted_leaves_the_log_when_nobody_reads_it_any_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database(tmp_path / "db", Files(), sync=False)
+    database.ask(lambda db: db.execute("PRAGMA busy_timeout = 10").fetchone())
+    database.ask(note("XYZZYPLUGH"))
+    reader = sqlite3.connect(tmp_path / "db")
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM facts").fetchone() == (1,)
+    database.submit(lambda db: db.execute("DELETE FROM facts").rowcount, scrub=True).result()
+    assert "another program reads the database" in caplog.text
+    assert b"XYZZYPLUGH" in (tmp_path / "db-wal").read_bytes()
+    reader.close()
+    database.ask(note("b"))
+    for path in tmp_path.iterdir():
+        assert b"XYZZYPLUGH" not in path.read_bytes()
+    database.close()
+
+
+def test_a_transaction_that_could_not_be_ended_is_ended_by_the_next(tmp_path: Path) -> None:
+    database = Database(tmp_path / "db", Files(), sync=False)
+    database._connection.execute("BEGIN")
+    with pytest.raises(StorageFailed, match="within a transaction"):
+        database.ask(note("a"))
+    database.ask(note("b"))
+    assert names(database) == {"b"}
+    database.close()
+
+
 def test_databases_of_the_future_and_of_others_are_refused(tmp_path: Path) -> None:
     Database(tmp_path / "db", Files(), sync=False).close()
     connection = sqlite3.connect(tmp_path / "db")

@@ -76,3 +76,16 @@ def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
         DirectoryLock(tmp_path)
     lock.release()
     DirectoryLock(tmp_path).release()
+
+
+def test_a_lock_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(ConfigError, match="cannot be locked.*No space left"):
+            DirectoryLock(tmp_path)
+    DirectoryLock(tmp_path).release()
+    with pytest.raises(ConfigError, match="cannot be locked"):
+        DirectoryLock(tmp_path / "nowhere")

@@ -15,10 +15,14 @@ SESSION = StoredSession("s", "me", 1, 0, 0, 4, Details("label", (1, 2)), 5.0, is
 
 
 class Stuck(Files):
-    """Cannot remove anything."""
+    """Cannot remove anything for a while."""
 
-    def remove(self, path: Path) -> None:
-        raise StorageFailed("stuck")
+    is_stuck = True
+
+    def unlink(self, path: Path) -> None:
+        if self.is_stuck:
+            raise OSError("stuck")
+        super().unlink(path)
 
 
 def test_what_is_stored_is_there_again(tmp_path: Path) -> None:
@@ -57,12 +61,19 @@ def test_files_without_a_session_are_removed_at_the_start(tmp_path: Path) -> Non
     assert list((tmp_path / "snapshots").iterdir()) == []
 
 
-def test_a_file_that_cannot_be_removed_is_only_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = StateStore(StateConfig(tmp_path), 10, Stuck())
+def test_a_file_that_cannot_be_removed_is_removed_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = Stuck()
+    store = StateStore(StateConfig(tmp_path), 10, files)
     history = store.add(SESSION).result()
-    for computed in (1, 2):
-        store.save("s", history, [b"contents"], computed)
-    assert "a snapshot that is not needed stays: stuck" in caplog.text
+    for computed in (1, 2, 3):
+        snapshot = store.save("s", history, [b"contents"], computed)
+    assert "a snapshot that is not needed stays for now: cannot remove" in caplog.text
+    assert store.disk_bytes == 3 * snapshot.bytes, "it takes its room"
+    files.is_stuck = False
+    store.delete("s")
+    assert (list((tmp_path / "snapshots").iterdir()), store.disk_bytes) == ([], 0)
     store.close()
 
 

@@ -9,11 +9,9 @@ import random
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -22,20 +20,16 @@ from kakeya.bench.processes import ServerProcess
 from kakeya.bench.report import Gate, at_least, at_most
 from kakeya.bench.stats import percentile
 from kakeya.bench.tables import Chart, Table, figure, listing
+from kakeya.bench.witnesses import Witnesses
 from kakeya.dialing import Retry
-from kakeya.errors import KakeyaError
 from kakeya.options import NumericMode, flags
-from kakeya.types import Durability, Numerics, SamplingParams, TokenEvent
-
-if TYPE_CHECKING:
-    from kakeya.runtime import Runtime
-
-if TYPE_CHECKING:
-    from kakeya.client import AsyncClient, AsyncSession
+from kakeya.types import Durability, Numerics
 
 _crash = partial(typer.Option, rich_help_panel="The crashes")
-# A server is there again after some seconds; agents must not give up before.
-_RETRY = Retry(attempts=400, first_delay=0.05, longest_delay=0.5)
+# A server is there again after some seconds, and on a busy machine its lives may be too short for a call.
+# Agents must not give up before it is answered.
+_RETRY = Retry(attempts=100_000, first_delay=0.05, longest_delay=0.5)
+_PATIENCE_S = 3600.0
 _LONGEST_LIFE_S = 2.0
 
 
@@ -57,26 +51,6 @@ class CrashResults(Results):
     errors: tuple[str, ...] = ()
     recovery_s: tuple[float, ...] = ()
     """From each kill until the next server was ready."""
-
-
-@dataclass(frozen=True)
-class Said:
-    """A step of a session: tokens appended, or those of a generate, whose seed is known."""
-
-    tokens: tuple[int, ...]
-    seed: int | None = None
-
-
-@dataclass
-class Ledger:
-    """What a client was told of one session."""
-
-    session: "AsyncSession"
-    steps: list[Said] = field(default_factory=list)
-
-    @property
-    def length(self) -> int:
-        return sum(len(step.tokens) for step in self.steps)
 
 
 @dataclass(frozen=True)
@@ -110,9 +84,10 @@ class Crash(EngineBenchmark[CrashResults]):
             done = run.asynchronously(_Storm(self, run, directory).rage())
         wrong = 0
         with Runtime.open(self.model, self.engine_config(capacity=1)) as runtime:
-            for place, ledger in enumerate(done.ledgers):
-                run.progress(place / len(done.ledgers), "checking sessions")
-                wrong += _wrong_generates(runtime, ledger.steps)
+            sessions = len(done.told.ledgers)
+            for place in range(sessions):
+                run.progress(place / sessions, "checking sessions")
+                wrong += done.told.wrong_generates(runtime, place)
         return done.results(wrong)
 
     def server_flags(self, directory: str, port: int) -> list[str]:
@@ -167,11 +142,9 @@ class _Storm:
     def __init__(self, bench: Crash, run: Run[CrashResults], directory: str) -> None:
         self._bench, self._run, self._directory = bench, run, directory
         self._chance = random.Random(bench.seed)
-        self._over = asyncio.Event()
-        self._kills = self._forks = self._checked = self._lost = 0
+        self._kills = 0
         self._recovery: list[float] = []
-        self._errors: list[str] = []
-        self.ledgers: list[Ledger] = []
+        self.told = Witnesses()
 
     async def rage(self) -> "_Storm":
         from kakeya.client import AsyncClient
@@ -179,16 +152,16 @@ class _Storm:
         port = _free_port()
         server = await self._start(port)
         try:
-            async with AsyncClient(f"127.0.0.1:{port}", timeout=300.0, retry=_RETRY) as client:
+            async with AsyncClient(f"127.0.0.1:{port}", timeout=_PATIENCE_S, retry=_RETRY) as client:
                 vocabulary = (await client.server_info()).vocab_size
                 agents = [
                     asyncio.create_task(
-                        self._live(client, random.Random(f"{self._bench.seed} {number}"), vocabulary)
+                        self.told.live(client, random.Random(f"{self._bench.seed} {number}"), vocabulary)
                     )
                     for number in range(self._bench.agents)
                 ]
                 server = await self._kill_often(server, port)
-                self._over.set()
+                self.told.over.set()
                 await asyncio.gather(*agents)
         finally:
             await asyncio.to_thread(server.close)
@@ -217,86 +190,21 @@ class _Storm:
             self._run.checkpoint(self.results(0))
         return server
 
-    async def _live(self, client: "AsyncClient", chance: random.Random, vocabulary: int) -> None:
-        """One agent: it uses a session for a while, checks it, and takes another."""
-        while not self._over.is_set():
-            ledger: Ledger | None = None
-            try:
-                ledger = self._opened(await client.create_session(ignore_eos=True))
-                for _ in range(chance.randint(4, 30)):
-                    ledger = await self._step(ledger, chance, vocabulary)
-                    if self._over.is_set():
-                        break
-                await self._check(ledger)
-            except KakeyaError as error:
-                where = "" if ledger is None else f" after {ledger.length} tokens"
-                self._errors.append(f"{type(error).__name__}{where}: {error}")
-
-    def _opened(self, session: "AsyncSession", steps: Sequence[Said] = ()) -> Ledger:
-        ledger = Ledger(session, list(steps))
-        self.ledgers.append(ledger)
-        return ledger
-
-    async def _step(self, ledger: Ledger, chance: random.Random, vocabulary: int) -> Ledger:
-        """Append, generate, or fork and go on with the fork."""
-        kind = chance.random()
-        if not ledger.steps or kind < 0.45:
-            tokens = tuple(chance.randrange(vocabulary) for _ in range(chance.randint(1, 40)))
-            await ledger.session.append(tokens, expected_history_length=ledger.length)
-            ledger.steps.append(Said(tokens))
-        elif kind < 0.9:
-            seed = chance.randrange(1000)
-            temperature = 1.0 if seed % 2 else 0.0
-            stream = ledger.session.generate(chance.randint(1, 40), seed=seed, temperature=temperature)
-            said = tuple([token.id async for token in stream])
-            ledger.steps.append(Said(said, seed))
-        else:
-            fork = self._opened(await ledger.session.fork(), ledger.steps)
-            self._forks += 1
-            await self._check(ledger)
-            return fork
-        return ledger
-
-    async def _check(self, ledger: Ledger) -> None:
-        """The session is as long as its client was told, and says so when it is closed."""
-        length = (await ledger.session.info()).history_length
-        self._checked += 1
-        self._lost += length != ledger.length
-        with suppress(KakeyaError):
-            await ledger.session.close()
-
     def results(self, wrong: int) -> CrashResults:
-        own = [step for ledger in self.ledgers for step in ledger.steps]
+        told = self.told
         return CrashResults(
             kills=self._kills,
-            sessions=len(self.ledgers),
-            forks=self._forks,
-            appended_tokens=sum(len(step.tokens) for step in own if step.seed is None),
-            generated_tokens=sum(len(step.tokens) for step in own if step.seed is not None),
-            generates=sum(step.seed is not None for step in own),
-            checked_lengths=self._checked,
-            lost=self._lost,
+            sessions=len(told.ledgers),
+            forks=told.forks,
+            appended_tokens=told.appended_tokens,
+            generated_tokens=told.generated_tokens,
+            generates=told.generates,
+            checked_lengths=told.checked,
+            lost=told.lost,
             wrong=wrong,
-            errors=tuple(self._errors),
+            errors=tuple(told.errors),
             recovery_s=tuple(self._recovery),
         )
-
-
-def _wrong_generates(runtime: "Runtime", steps: Sequence[Said]) -> int:
-    """How many of a session's generates an uninterrupted session answers differently."""
-    session, wrong = runtime.create_session(eos_token_ids=()), 0
-    for step in steps:
-        if step.seed is None:
-            runtime.append(session, step.tokens)
-            continue
-        sampling = SamplingParams(seed=step.seed, temperature=1.0 if step.seed % 2 else 0.0)
-        events = list(runtime.generate(session, len(step.tokens), sampling))
-        said = tuple(event.token_id for event in events if isinstance(event, TokenEvent))
-        if said != step.tokens:
-            wrong += 1
-            break  # what follows goes on from other tokens
-    runtime.close_session(session)
-    return wrong
 
 
 def _free_port() -> int:

@@ -38,6 +38,7 @@ _FOR_EVER = 10**6
 _MARGIN_BYTES = 2**29
 # Snapshots are still written when first turns are over; what is quiet must not be measured beside that.
 _QUIET_S, _PATIENCE_S = 2.0, 900.0
+_LOOK_EVERY_S = 0.5
 T = TypeVar("T")
 
 
@@ -93,6 +94,9 @@ class Hibernate(EngineBenchmark[HibernateResults]):
     wakes_per_s: Annotated[float, _sleep(help="How often one is woken meanwhile.")] = 5.0
     storm_s: Annotated[float, _sleep(help="For how long, and as long without.")] = 30.0
     prompt_len: Annotated[int, _sleep(help="Tokens that each holds first: fill the window.")] = 1100
+    family: Annotated[
+        int, _sleep(help="Sessions that fork one beginning, seven eighths of what they hold first.")
+    ] = 1
     gen_tokens: Annotated[int, _sleep(help="Tokens of each answer.")] = 4
     host_tier_bytes: Annotated[int, _sleep(help="The host tier.")] = StateConfig.host_tier_bytes
     disk_tier_bytes: Annotated[int, _sleep(help="The disk tier.")] = StateConfig.disk_tier_bytes
@@ -100,7 +104,8 @@ class Hibernate(EngineBenchmark[HibernateResults]):
     seed: Annotated[int, _sleep(help="Which texts.")] = 0
 
     def __post_init__(self) -> None:
-        self.require_least(sessions=1, streams=1, slabs=self.streams + 1, prompt_len=1, gen_tokens=1)
+        least = {"sessions": 1, "streams": 1, "prompt_len": 1, "family": 1, "gen_tokens": 1}
+        self.require_least(slabs=self.streams + 1, **least)
 
     def run(self, run: Run[HibernateResults]) -> HibernateResults:
         with tempfile.TemporaryDirectory() as directory:
@@ -155,6 +160,14 @@ class Hibernate(EngineBenchmark[HibernateResults]):
         return [listing("Sleepers", ("what", "value"), rows, labels=1)]
 
 
+@dataclass(frozen=True)
+class Family:
+    """Sessions that begin alike, and what each goes on with."""
+
+    beginning: list[int]
+    texts: list[list[int]]
+
+
 class _Night:
     """One run: first turns, streams alone, streams beside wakes, second turns, and solo runs."""
 
@@ -165,6 +178,7 @@ class _Night:
         self._errors: list[str] = []
         self._host_bytes = self._disk_bytes = 0
         self._first_bytes = self._most_bytes = 0
+        self._next_look = 0.0
 
     def pass_(self) -> HibernateResults:
         from kakeya.runtime import Runtime  # torch takes a second to import
@@ -174,9 +188,9 @@ class _Night:
         config = bench.engine_config(capacity=bench.slabs)
         with Runtime.open(bench.model, config, settings, self._times) as runtime:
             self._first_bytes = resident_bytes() or 0
-            prompts = [self._prompt(runtime) for _ in range(bench.sessions)]
+            families = self._families(runtime.model_config.vocab_size)
             began = time.monotonic()
-            sessions, first = self._first_turns(runtime, prompts)
+            sessions, first = self._first_turns(runtime, families)
             first_s = time.monotonic() - began
             self._settle(runtime)
             self._forget_times()
@@ -185,11 +199,20 @@ class _Night:
             second = self._second_turns(runtime, sessions)
             second_s = time.monotonic() - began
         said = list(zip(first, second, strict=True))
-        return self._results(said, self._solo(prompts), quiet, storm, first_s, second_s)
+        return self._results(said, self._solo(families), quiet, storm, first_s, second_s)
 
-    def _prompt(self, runtime: "Runtime") -> list[int]:
-        size = runtime.model_config.vocab_size
-        return [self._chance.randrange(size) for _ in range(self._bench.prompt_len)]
+    def _families(self, vocabulary: int) -> list[Family]:
+        """Texts for all sessions."""
+        bench = self._bench
+        own = bench.prompt_len if bench.family == 1 else max(1, bench.prompt_len // 8)
+
+        def text(length: int) -> list[int]:
+            return [self._chance.randrange(vocabulary) for _ in range(length)]
+
+        sizes = [
+            min(bench.family, bench.sessions - first) for first in range(0, bench.sessions, bench.family)
+        ]
+        return [Family(text(bench.prompt_len - own), [text(own) for _ in range(size)]) for size in sizes]
 
     def _settle(self, runtime: "Runtime") -> None:
         """Wait until nothing is written any more."""
@@ -210,13 +233,14 @@ class _Night:
             seconds.clear()
 
     def _first_turns(
-        self, runtime: "Runtime", prompts: Sequence[list[int]]
+        self, runtime: "Runtime", families: Sequence[Family]
     ) -> tuple[list[str], list[list[int]]]:
-        def turn(prompt: list[int]) -> tuple[str, list[int]]:
-            session = runtime.create_session(eos_token_ids=())
-            return session, self._say(runtime, session, prompt)
+        def turns(family: Family) -> list[tuple[str, list[int]]]:
+            with _beginning(runtime, family) as begin:
+                sessions = ((begin(), text) for text in family.texts)
+                return [(session, self._say(runtime, session, text)) for session, text in sessions]
 
-        done = self._all(turn, prompts, runtime, "first turns")
+        done = [each for turned in self._all(turns, families, runtime, "first turns") for each in turned]
         return [session for session, _ in done], [said for _, said in done]
 
     def _second_turns(self, runtime: "Runtime", sessions: Sequence[str]) -> list[list[int]]:
@@ -250,6 +274,10 @@ class _Night:
         return done
 
     def _look(self, runtime: "Runtime") -> None:
+        """Note the most that is taken, now and then: to count thousands of sessions holds up the others."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOK_EVERY_S
         self._most_bytes = max(self._most_bytes, resident_bytes() or 0)
         tiers = runtime.tiers()
         if tiers is not None:
@@ -271,17 +299,19 @@ class _Night:
                 time.sleep(1 / self._bench.wakes_per_s)
             return quiet, gaps()
 
-    def _solo(self, prompts: Sequence[list[int]]) -> Iterator[tuple[list[int], list[int]]]:
-        """What sessions say that never sleep."""
+    def _solo(self, families: Sequence[Family]) -> Iterator[tuple[list[int], list[int]]]:
+        """What sessions say that never sleep and have no company."""
         from kakeya.runtime import Runtime  # torch takes a second to import
 
         bench = self._bench
-        with Runtime.open(bench.model, bench.engine_config(capacity=1)) as runtime:
-            for place, prompt in enumerate(prompts):
-                self._run.progress(place / len(prompts), "solo runs")
-                session = runtime.create_session(eos_token_ids=())
-                yield self._say(runtime, session, prompt), self._say(runtime, session, [2, 3])
-                runtime.close_session(session)
+        with Runtime.open(bench.model, bench.engine_config(capacity=2)) as runtime:
+            for place, family in enumerate(families):
+                self._run.progress(place / len(families), "solo runs")
+                with _beginning(runtime, family) as begin:
+                    for text in family.texts:
+                        session = begin()
+                        yield self._say(runtime, session, text), self._say(runtime, session, [2, 3])
+                        runtime.close_session(session)
 
     def _results(
         self,
@@ -316,6 +346,19 @@ class _Night:
 
 
 R_ = TypeVar("R_")
+
+
+@contextmanager
+def _beginning(runtime: "Runtime", family: Family) -> Iterator[Callable[[], str]]:
+    """The function makes a session that begins as the family does, which is computed once."""
+    if not family.beginning:
+        yield lambda: runtime.create_session(eos_token_ids=())
+        return
+    first = runtime.create_session(eos_token_ids=())
+    runtime.append(first, family.beginning)
+    list(runtime.generate(first, 1, SamplingParams(seed=1)))
+    yield lambda: runtime.fork(first)[0]
+    runtime.close_session(first)
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """`kakeya sessions`: look at the sessions of a server, and move them between servers."""
 
 import json
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE
-from rich.table import Table
+from rich.table import Column, Table
 
 from kakeya.cli.command import ENVIRONMENT_PREFIX
 from kakeya.cli.console import Screen, human_bytes
@@ -56,7 +58,11 @@ def list_sessions(
     if as_json:
         screen.line(json.dumps([asdict(each) for each in sessions]))
         return
-    table = Table("session", "label", "state", "tokens", "KV", "idle", box=SIMPLE)
+    # An id is copied from here, so on a narrow terminal it is never cut.
+    whole = Column(
+        "session", no_wrap=True, min_width=max((len(each.session_id) for each in sessions), default=0)
+    )
+    table = Table(whole, "label", "state", "tokens", "KV", "idle", box=SIMPLE)
     for each in sessions:
         table.add_row(*_row(each))
     screen.out.print(table)
@@ -88,7 +94,7 @@ def export(
 ) -> None:
     with _client(server, api_key, tls_ca) as client:
         contents = client.session(session).export()
-    _with_file(file, lambda: file.write_bytes(contents))
+    _with_file(file, lambda: _write(file, contents))
     Screen().notice(f"{human_bytes(len(contents))} written to {file}")
 
 
@@ -127,6 +133,18 @@ def _with_file(file: Path, work: Callable[[], Any]) -> Any:
         return work()
     except OSError as error:
         raise ConfigError(f"{file} cannot be used: {error}") from error
+
+
+def _write(file: Path, contents: bytes) -> None:
+    """All of it or nothing, in the place of what was there, and for nobody else to read: it is a talk."""
+    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(contents)
+        Path(temporary).replace(file)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _row(each: "SessionInfo") -> list[str]:

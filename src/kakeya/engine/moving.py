@@ -5,7 +5,10 @@ The keys and values are copied by the thread that asked, on the side stream of a
 slab in between.
 """
 
+import math
+import mmap
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -35,19 +38,31 @@ class HostBuffers:
             for place, spare in enumerate(self._spare):
                 if spare.shape == shape and spare.dtype == dtype:
                     return self._spare.pop(place)
-        return torch.empty(shape, dtype=dtype, pin_memory=self._pinned)
+        return self._fresh(shape, dtype)
 
     def provide(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Have such memory at hand, which the system has zeroed already: for a thread that must not wait."""
         with self._lock:
             if any(spare.shape == shape and spare.dtype == dtype for spare in self._spare):
                 return
-        self.give_back(torch.zeros(shape, dtype=dtype, pin_memory=self._pinned))
+        self.give_back(self._fresh(shape, dtype).zero_())
 
     def give_back(self, buffer: Tensor) -> None:
         """Nobody reads it any more."""
         with self._lock:
             self._spare = [*self._spare[-(_SPARE_BUFFERS - 1) :], buffer]
+
+    def _fresh(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        if self._pinned or size == 0:
+            return torch.empty(shape, dtype=dtype, pin_memory=self._pinned)
+        # Straight from the system, and back to it. The allocator keeps a heap for each thread, and what one
+        # thread takes and another frees stays with the process: nearly twice what the host tier may hold.
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel without huge pages takes longer for the first copy
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def lent_state(sequence: TokenSequence, fingerprint: str) -> SequenceState:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
@@ -13,7 +13,7 @@ from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import SlabPool
 from kakeya.engine.state import RecallState, geometry_name
 from kakeya.engine.stream import EventStream
-from kakeya.errors import KakeyaError, SessionNotFound
+from kakeya.errors import KakeyaError, SessionBusy, SessionNotFound, StorageFailed, Unavailable
 from kakeya.observer import EngineObserver
 from kakeya.sessions.answers import Answers, Call
 from kakeya.sessions.hibernation import Hibernation
@@ -23,7 +23,9 @@ from kakeya.sessions.session import Asleep, Session
 from kakeya.sessions.shelf import Shelf, details_of
 from kakeya.sessions.store import SessionStore
 from kakeya.sessions.stored_stream import RecordedStoredStream, StoredStream
-from kakeya.storage.records import StoredSession
+from kakeya.storage.handoffs import Leaving
+from kakeya.storage.parcels import Parcel
+from kakeya.storage.records import StoredAnswer, StoredSession
 from kakeya.storage.store import StateStore
 from kakeya.types import Document, TierFacts
 
@@ -69,7 +71,11 @@ class Durable(Keeping):
         if lost:
             log.warning("%d sessions were awake when the last server died: durability is none", len(lost))
         gone = {each.session_id for each in lost}
-        return [self._asleep(each) for each in stored if each.session_id not in gone]
+        sessions = [self._asleep(each) for each in stored if each.session_id not in gone]
+        leaving = {each.session_id for each in self._store.leaving()}
+        for session in sessions:
+            session.is_leaving = session.session_id in leaving
+        return sessions
 
     def _asleep(self, stored: StoredSession) -> Session:
         details, snapshot = stored.details, stored.snapshot
@@ -99,15 +105,7 @@ class Durable(Keeping):
     def recall_answers(self, answers: Answers) -> None:
         """Remember what earlier processes answered."""
         lengths = {each.session_id: each.length for each in self._store.sessions()}
-        for each in self._store.answers():
-            answer = each.answer
-            if each.call == "generate":
-                if each.session_id not in lengths:
-                    continue
-                answer = StoredGenerate.read(answer, lengths[each.session_id])
-            elif each.call in ("fork", "import"):
-                answer = (answer[0], answer[1])
-            answers.remember(each.owner, Call(each.call, each.session_id, each.request_id), answer)
+        _remember(self._store.answers(), lengths, answers)
 
     def tell_again(self, session: Session, first: object) -> EventStream | None:
         if not isinstance(first, StoredGenerate):
@@ -185,12 +183,55 @@ class Durable(Keeping):
             if session.idle_seconds >= (idle_ttl or 0) and session.lock.acquire(blocking=False):
                 try:
                     self._tiers.sleep(session, on_disk=True)
+                except StorageFailed as error:  # what has expired may make the room
+                    log.warning("an idle session stays awake: %s", error)
                 finally:
                     session.lock.release()
         ttl = self._store.config.hibernated_ttl_s
         if ttl is None:
             return []
         return [each for each in self._sessions.all() if each.asleep and each.idle_seconds >= ttl]
+
+    # Sessions that move between servers.
+
+    @property
+    def epoch(self) -> int:
+        return self._store.epoch
+
+    def check_home(self) -> None:
+        self._store.check_home()
+
+    @contextmanager
+    def handing_over(self, session: Session, peer: str) -> Iterator[list[bytes | memoryview]]:
+        with session.lock:
+            self._check_there(session)
+            self._tiers.settle_down(session)
+            if session.sequence is not None:
+                raise SessionBusy("the session is generating, and moves when it rests")
+            epoch = self._store.leave(session.session_id, peer)
+            session.is_leaving = True
+            yield self._store.pack(session.session_id, epoch)
+            self.left(session)
+
+    def left(self, session: Session) -> None:
+        self._store.left(session.session_id)
+        self._tiers.went(session)
+
+    def stay(self, session: Session) -> None:
+        self._store.stay(session.session_id)
+        session.is_leaving = False
+
+    def leaving(self) -> list[Leaving]:
+        return self._store.leaving()
+
+    def take_in(self, parcel: Parcel, answers: Answers) -> Session:
+        owner = parcel.session.owner
+        stored = self._store.take_in(parcel, self._sessions.next_number(owner))
+        _remember(parcel.answers, {stored.session_id: stored.length}, answers)
+        return self._asleep(stored)
+
+    def was_taken(self, session_id: str, epoch: int) -> bool:
+        return self._store.was_taken(session_id, epoch)
 
     @property
     def has_documents(self) -> bool:
@@ -206,13 +247,13 @@ class Durable(Keeping):
 
     def tiers(self) -> TierFacts:
         sessions = self._sessions.all()
-        host = sum(session.state == "host" for session in sessions)
-        active = [session for session in sessions if session.sequence is not None]
+        asleep = [each.asleep for each in sessions if each.sequence is None]
+        host = sum(each is not None and each.state is not None for each in asleep)
         config = self._store.config
         return TierFacts(
-            active=len(active),
+            active=len(sessions) - len(asleep),
             host=host,
-            disk=len(sessions) - len(active) - host,
+            disk=len(asleep) - host,
             host_bytes=self._tiers.host_bytes,
             disk_bytes=self._store.disk_bytes,
             host_limit=config.host_tier_bytes,
@@ -241,6 +282,8 @@ class Durable(Keeping):
         """Raises SessionNotFound when it was closed while its lock was waited for."""
         if self._sessions.get(session.session_id, session.owner) is not session:
             raise SessionNotFound(f"no session {session.session_id!r}")
+        if session.is_leaving:
+            raise Unavailable(f"session {session.session_id!r} is on its way to another server")
 
     def _stored(self, session: Session, length: int) -> StoredSession:
         assert session.sequence is not None
@@ -255,6 +298,19 @@ class Durable(Keeping):
             time.time(),
             is_open=True,
         )
+
+
+def _remember(stored: Sequence[StoredAnswer], lengths: Mapping[str, int], answers: Answers) -> None:
+    """Have answers of other processes again, where sessions have these lengths."""
+    for each in stored:
+        answer = each.answer
+        if each.call == "generate":
+            if each.session_id not in lengths:
+                continue
+            answer = StoredGenerate.read(answer, lengths[each.session_id])
+        elif each.call in ("fork", "import"):
+            answer = (answer[0], answer[1])
+        answers.remember(each.owner, Call(each.call, each.session_id, each.request_id), answer)
 
 
 def _lag(session: Session) -> int:

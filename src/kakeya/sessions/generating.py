@@ -1,9 +1,12 @@
 """What is counted, logged and traced about a generate, from its acceptance to its end."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from kakeya.engine.constraint import Constraint
+from kakeya.engine.engine import Engine
 from kakeya.engine.request import Request, RequestListener
 from kakeya.engine.stream import EventStream
 from kakeya.errors import (
@@ -17,12 +20,14 @@ from kakeya.errors import (
     StorageFailed,
     Unavailable,
 )
+from kakeya.observer import EngineObserver
 from kakeya.sessions.answers import Call
 from kakeya.sessions.keeping import Keeping
 from kakeya.sessions.limits import Limits
+from kakeya.sessions.recording import RecordedStream
 from kakeya.sessions.session import Session
-from kakeya.tracing import GenerateSpan
-from kakeya.types import DoneEvent, FailedEvent, TurnRecord
+from kakeya.tracing import GenerateSpan, Tracing
+from kakeya.types import DoneEvent, FailedEvent, SamplingParams, TurnRecord
 
 log = logging.getLogger(__name__)
 _REFUSALS: dict[type[BaseException], str] = {
@@ -38,9 +43,15 @@ _REFUSALS: dict[type[BaseException], str] = {
 }
 
 
-def admission_result(error: BaseException) -> str:
-    """The name under which a refused generate is counted."""
-    return _REFUSALS.get(type(error), "error")
+@contextmanager
+def counting_admission(observer: EngineObserver) -> Iterator[None]:
+    """Count a generate that the body starts as accepted, or under the name of what refused it."""
+    try:
+        yield
+    except BaseException as error:
+        observer.admission(_REFUSALS.get(type(error), "error"))
+        raise
+    observer.admission("accepted")
 
 
 @dataclass
@@ -111,3 +122,46 @@ class GenerateListener(RequestListener):
                 "total_s": round(terminal.total_duration_seconds, 6),
             },
         )
+
+
+@dataclass(frozen=True)
+class Generates:
+    """Starts the generates of sessions, each with its listener, and tells what they gave once more."""
+
+    engine: Engine
+    limits: Limits
+    keeping: Keeping
+    tracing: Tracing | None
+    recorded_events: int
+
+    def start(
+        self,
+        session: Session,
+        max_tokens: int,
+        sampling: SamplingParams,
+        call: Call,
+        constraint: Constraint | None,
+        prediction: Sequence[int],
+    ) -> EventStream:
+        """Raises what refuses it; then nothing is counted and nothing has changed."""
+        self.limits.start_request(session.owner)
+        listener = GenerateListener(session, call, self.limits, self.keeping, self.recorded_events)
+        try:
+            if self.tracing is not None:
+                span = self.tracing.generate(session.session_id, call.request_id, max_tokens, sampling)
+                listener.span = span
+            with self.keeping.working(session) as sequence:
+                return self.engine.generate(sequence, max_tokens, sampling, listener, constraint, prediction)
+        except BaseException as error:
+            listener.refused(error)
+            raise
+
+    def tell_again(self, session: Session, first: EventStream) -> EventStream:
+        """What the reader of a first call took. Raises SessionBusy while that still generates."""
+        stored = self.keeping.tell_again(session, first)
+        if stored is not None:
+            return stored
+        assert isinstance(first, RecordedStream), "a call with a request id is recorded"
+        if first.cancel_requested and not first.is_settled and session.sequence is not None:
+            self.engine.rest(session.sequence)
+        return first.replay()

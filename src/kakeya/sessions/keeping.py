@@ -5,14 +5,17 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.stream import EventStream
-from kakeya.sessions.answers import Call
+from kakeya.errors import ConfigError
+from kakeya.sessions.answers import Answers, Call
 from kakeya.sessions.recording import RecordedStream
 from kakeya.sessions.session import Session
+from kakeya.storage.handoffs import Leaving
+from kakeya.storage.parcels import Parcel
 from kakeya.types import Document, TierFacts
 
 T = TypeVar("T")
@@ -72,20 +75,57 @@ class Keeping:
         """Put idle sessions to sleep; those that have expired, to be closed."""
         return []
 
+    # Sessions that move between servers. Without a state directory they raise ConfigError.
+
+    @property
+    def epoch(self) -> int:
+        """How often the state directory was taken over."""
+        return 0
+
+    def check_home(self) -> None:
+        """Raises Fenced when another process has taken the state directory over."""
+
+    def handing_over(self, session: Session, peer: str) -> AbstractContextManager[list[bytes | memoryview]]:
+        """All that is stored of it, as the parts of a file. When the body ends well it is gone from here.
+
+        Nobody uses it meanwhile. Raises SessionBusy while it generates.
+        """
+        raise _no_directory()
+
+    def left(self, session: Session) -> None:
+        """It was taken elsewhere: forget it here."""
+        raise _no_directory()
+
+    def stay(self, session: Session) -> None:
+        """It was taken nowhere, and is at home here again."""
+        raise _no_directory()
+
+    def leaving(self) -> list[Leaving]:
+        """Sessions of which nobody knows whether they were taken."""
+        return []
+
+    def take_in(self, parcel: Parcel, answers: Answers) -> Session:
+        """A session that comes from elsewhere, stored; the answers to its request ids are known again."""
+        raise _no_directory()
+
+    def was_taken(self, session_id: str, epoch: int) -> bool:
+        """Whether it was taken in here under this epoch. If not, it never will be."""
+        raise _no_directory()
+
     @property
     def has_documents(self) -> bool:
         """Whether documents are kept."""
         return False
 
     def documents(self, kind: str) -> list[Document]:
-        """Those that are kept, least recently used first."""
-        return []
+        """Those that are kept, least recently used first. Raises ConfigError."""
+        raise _no_documents()
 
     def change_documents(
         self, put: Sequence[Document], delete: Sequence[tuple[str, str]] = ()
     ) -> "Future[None]":
-        """Keep some and delete others; done when that is stored, or StorageFailed."""
-        raise NotImplementedError("nobody keeps documents without a state directory")
+        """Keep some and delete others; done when that is stored, or StorageFailed. Raises ConfigError."""
+        raise _no_documents()
 
     def idle_since(self, used_at: float) -> float:
         """Seconds since that time of the system's clock, as far as clocks can be trusted."""
@@ -100,3 +140,11 @@ class Keeping:
 
     def end(self) -> None:
         """The engine has ended."""
+
+
+def _no_directory() -> ConfigError:
+    return ConfigError("sessions move between servers that have a state directory, and this one has none")
+
+
+def _no_documents() -> ConfigError:
+    return ConfigError("documents are kept in a state directory, and there is none: set state_dir")

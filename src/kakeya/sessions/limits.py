@@ -2,12 +2,15 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kakeya.config import Quotas
 from kakeya.errors import ResourceExhausted
+from kakeya.types import OwnerUsage
+
+NOTHING = OwnerUsage()
 
 
 @dataclass
@@ -18,6 +21,9 @@ class _Usage:
     refilled_at: float
     sessions: int = 0
     requests: int = 0
+    spent: int = 0
+    """Tokens, in all."""
+    elsewhere: OwnerUsage = NOTHING
 
 
 class Limits:
@@ -25,7 +31,8 @@ class Limits:
 
     Tokens are a bucket that holds one minute's worth and fills continuously. An append needs all its tokens
     in the bucket. A generate, whose length is not known, needs one and is charged at its end. The debt that
-    it may leave must be refilled before anything else is admitted.
+    it may leave must be refilled before anything else is admitted. In a cluster, what an owner uses elsewhere
+    counts as well, as far as it is known here.
     """
 
     def __init__(self, quotas: Quotas, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,7 +49,7 @@ class Limits:
         """
         with self._lock:
             usage, most = self._usage(owner), self._quotas.max_sessions
-            if most is not None and usage.sessions >= most:
+            if most is not None and usage.sessions + usage.elsewhere.sessions >= most:
                 raise ResourceExhausted(f"the max_sessions quota of {most} is used up: close a session first")
             usage.sessions += 1
         try:
@@ -68,12 +75,12 @@ class Limits:
         """
         with self._lock:
             self._check_tokens(owner, tokens)
-            self._usage(owner).tokens_left -= tokens
+            self._spend(owner, tokens)
         try:
             yield
         except BaseException:
             with self._lock:
-                self._usage(owner).tokens_left += tokens
+                self._spend(owner, -tokens)
             raise
 
     def start_request(self, owner: str) -> None:
@@ -83,7 +90,7 @@ class Limits:
         """
         with self._lock:
             usage, most = self._usage(owner), self._quotas.max_concurrent_requests
-            if most is not None and usage.requests >= most:
+            if most is not None and usage.requests + usage.elsewhere.requests >= most:
                 raise ResourceExhausted(
                     f"the max_concurrent_requests quota of {most} is used up: wait for one to end"
                 )
@@ -93,9 +100,27 @@ class Limits:
     def end_request(self, owner: str, generated: int) -> None:
         """The generate is over; charge for what it generated."""
         with self._lock:
-            usage = self._usage(owner)
-            usage.requests -= 1
-            usage.tokens_left -= generated
+            self._usage(owner).requests -= 1
+            self._spend(owner, generated)
+
+    def usage(self) -> dict[str, OwnerUsage]:
+        """What each owner uses here. Tokens are all that it ever spent here."""
+        with self._lock:
+            each = self._owners.items()
+            return {owner: OwnerUsage(used.sessions, used.requests, used.spent) for owner, used in each}
+
+    def count_elsewhere(self, usage: Mapping[str, OwnerUsage]) -> None:
+        """What owners use at other servers; tokens are those spent there since this was last called."""
+        with self._lock:
+            for owner in self._owners.keys() | usage.keys():
+                mine = self._usage(owner)
+                mine.elsewhere = usage.get(owner, NOTHING)
+                mine.tokens_left -= mine.elsewhere.tokens
+
+    def _spend(self, owner: str, tokens: int) -> None:
+        usage = self._usage(owner)
+        usage.tokens_left -= tokens
+        usage.spent += tokens
 
     def _usage(self, owner: str) -> _Usage:
         """The owner's usage, its tokens grown back up to now."""

@@ -32,6 +32,7 @@ class Remembering:
             self._index = RecallIndex(self._language().vocabulary)
         self._tell(self._index, history[self._index.length : query.end])
         return self._index.choose(
+            history,
             query.length,
             pinned=query.pinned,
             window=query.window,

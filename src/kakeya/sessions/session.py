@@ -69,6 +69,8 @@ class Session:
     snapshot: Snapshot | None = None
     """The newest in a state directory."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+    is_leaving: bool = False
+    """It was being sent to another server, and nobody knows yet whether that has it."""
     saving: threading.Lock = field(default_factory=threading.Lock)
     """Held while a snapshot of it is written."""
     last_used_at: float = field(default_factory=time.monotonic)

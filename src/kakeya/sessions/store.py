@@ -13,7 +13,8 @@ from kakeya.sessions.session import Session
 class SessionStore:
     """Sessions by unguessable id. Safe to use from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
         self._sessions: dict[str, Session] = {}
         self._created: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -26,7 +27,7 @@ class SessionStore:
 
     def new(self, sequence: TokenSequence, client_label: str) -> Session:
         """A new session that nobody finds before `restore`."""
-        session_id, owner = _new_id(), sequence.owner
+        session_id, owner = self._prefix + _new_id(), sequence.owner
         with self._lock:
             self._created[owner] += 1
             return Session(session_id, owner, client_label, sequence, self._created[owner])
@@ -38,6 +39,25 @@ class SessionStore:
         if session is None or session.owner != owner:
             raise SessionNotFound(f"no session {session_id!r}")
         return session
+
+    def find(self, session_id: str) -> Session:
+        """Anybody's session. Raises SessionNotFound."""
+        with self._lock:
+            session = self._sessions.get(session_id)
+        if session is None:
+            raise SessionNotFound(f"no session {session_id!r}")
+        return session
+
+    def has(self, session_id: str) -> bool:
+        """Whether it is anybody's session."""
+        with self._lock:
+            return session_id in self._sessions
+
+    def next_number(self, owner: str) -> int:
+        """The number of the owner's next session."""
+        with self._lock:
+            self._created[owner] += 1
+            return self._created[owner]
 
     def restore(self, session: Session) -> None:
         """Let a session be found under its own name."""

@@ -34,17 +34,21 @@ class _Work:
 class Database:
     """Work may be submitted from any thread. Its reply comes when the transaction is committed."""
 
-    def __init__(self, path: Path, files: Files, *, sync: bool) -> None:
-        """Open or make it, and bring its tables up to date. Raises ConfigError."""
+    def __init__(self, path: Path, files: Files, *, sync: bool, shared: bool = False) -> None:
+        """Open or make it, and bring its tables up to date. Raises ConfigError.
+
+        Processes on other machines may have it open as well if it is `shared`.
+        """
         self._files = files
+        self._guard: Callable[[sqlite3.Connection], None] | None = None
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._door = threading.Lock()
         self._closed = False
         self._is_scrubbed = True
         try:
-            self._connection = _connect(path, sync=sync)
+            self._connection = _connect(path, sync=sync, shared=shared)
             migrate(self._connection)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise ConfigError(f"the database {path} cannot be opened: {error}") from error
         self._thread = threading.Thread(target=self._live, name="kakeya-storage", daemon=True)
         self._thread.start()
@@ -65,6 +69,11 @@ class Database:
     def ask(self, run: "Callable[[sqlite3.Connection], T]") -> T:
         """Do it, and wait until it is stored."""
         return self.submit(run).result()
+
+    def guard(self, check: Callable[[sqlite3.Connection], None]) -> None:
+        """Every transaction from now on begins with `check`, alone on the database. What it raises, a
+        StorageFailed, is the reply to all work of the transaction, and nothing is stored."""
+        self._guard = check
 
     def close(self) -> None:
         """Do what waits, and end. Idempotent."""
@@ -117,8 +126,10 @@ class Database:
 
     def _transact(self, works: Sequence[_Work]) -> list[tuple[Any, Exception | None]]:
         with told("cannot store"):
-            self._connection.execute("BEGIN")
             try:
+                self._connection.execute("BEGIN" if self._guard is None else "BEGIN IMMEDIATE")
+                if self._guard is not None:
+                    self._guard(self._connection)
                 replies = [self._attempt(work) for work in works]
                 self._files.commit(self._connection)
             except BaseException:
@@ -151,12 +162,19 @@ class Database:
             return None, error
 
 
-def _connect(path: Path, *, sync: bool) -> sqlite3.Connection:
+def _connect(path: Path, *, sync: bool, shared: bool) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     path.chmod(0o600)
-    connection.execute("PRAGMA journal_mode = WAL")
+    _choose_journal(connection, "truncate" if shared else "wal")
     # Without `sync` the system has what was committed, which outlives this process but not a loss of power.
     connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'OFF'}")
     connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
     connection.execute("PRAGMA foreign_keys = ON")
     return connection
+
+
+def _choose_journal(connection: sqlite3.Connection, wanted: str) -> None:
+    """WAL is the fastest, and its users share memory: it is wrong where they are on several machines."""
+    (mode,) = connection.execute(f"PRAGMA journal_mode = {wanted}").fetchone()
+    if mode != wanted:
+        raise sqlite3.OperationalError(f"its journal stays {mode} while another process has it open")

@@ -37,7 +37,7 @@ class Files:
         temporary = path.with_name(path.name + _TEMPORARY)
         with told(f"cannot write {path.name}"):
             try:
-                with temporary.open("wb") as file:
+                with self.create(temporary) as file:
                     for part in parts:
                         self.write(file, part)
                     self.flush(file)
@@ -58,9 +58,12 @@ class Files:
     def remove(self, path: Path) -> None:
         """Delete a file, if it is there. Raises StorageFailed."""
         with told(f"cannot remove {path.name}"):
-            path.unlink(missing_ok=True)
+            self.unlink(path)
 
     # The primitives.
+
+    def create(self, path: Path) -> BinaryIO:
+        return path.open("wb")
 
     def write(self, file: BinaryIO, part: bytes | memoryview) -> None:
         file.write(part)
@@ -79,13 +82,18 @@ class Files:
             finally:
                 os.close(directory)
 
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
     def commit(self, connection: sqlite3.Connection) -> None:
         """Make a transaction of the database permanent."""
         connection.execute("COMMIT")
 
     def scrub(self, connection: sqlite3.Connection) -> None:
-        """Write the database's log into the database and cut it off."""
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        """Write the database's log into the database and cut it off. Fails while another program reads it."""
+        (is_busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if is_busy:
+            raise sqlite3.OperationalError("another program reads the database")
 
 
 @contextmanager
@@ -106,23 +114,26 @@ class DirectoryLock:
     """Held by the one server that uses a state directory, for as long as its process lives."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises ConfigError when another process has it."""
-        path = directory / "lock"
-        self._file = path.open("a+")
+        """Raises ConfigError when another process has it, or when it cannot be written."""
+        self._handle = -1
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.seek(0)
-            holder = self._file.read(32).strip()
-            self._file.close()
+            self._handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._handle, 0)
+            os.write(self._handle, f"{os.getpid()}\n".encode())
+        except BlockingIOError:
+            holder = os.read(self._handle, 32).decode(errors="replace").strip()
+            self.release()
             raise ConfigError(
                 f"the state directory {directory} is in use by process {holder or 'unknown'}: "
                 "two servers cannot share one"
             ) from None
-        self._file.truncate(0)
-        self._file.write(f"{os.getpid()}\n")
-        self._file.flush()
+        except OSError as error:
+            self.release()
+            raise ConfigError(f"the state directory {directory} cannot be locked: {error}") from error
 
     def release(self) -> None:
         """Let others have it. Idempotent."""
-        self._file.close()
+        if self._handle >= 0:
+            os.close(self._handle)
+        self._handle = -1

@@ -136,13 +136,16 @@ class Records:
         row = db.execute(query, (session_id,)).fetchone()
         return None if row is None else Snapshot(*row)
 
+    def add_snapshot(self, db: sqlite3.Connection, new: Snapshot) -> None:
+        db.execute("INSERT INTO snapshots VALUES (?, ?, ?)", (new.file, new.computed, new.bytes))
+
     def replace_snapshot(self, db: sqlite3.Connection, session_id: str, new: Snapshot) -> str | None:
         """The session has this snapshot from now on; the file of the last one, if nobody needs it."""
         query = "SELECT snapshot FROM sessions WHERE id = ?"
         row = db.execute(query, (session_id,)).fetchone()
         if row is None:
             return new.file  # the session was deleted in the meantime
-        db.execute("INSERT INTO snapshots VALUES (?, ?, ?)", (new.file, new.computed, new.bytes))
+        self.add_snapshot(db, new)
         db.execute("UPDATE sessions SET snapshot = ? WHERE id = ?", (new.file, session_id))
         return self.drop_snapshot(db, row[0])
 

@@ -57,8 +57,18 @@ CREATE TABLE documents (
     PRIMARY KEY (kind, name)
 );
 """
+_HANDOFFS = """
+-- A session that moves between servers: `leaving` for `peer`, `taken` here, `gone` on, or `refused` for ever.
+-- Its epoch counts its moves. What was taken stays known when it is gone, because the sender may still ask.
+CREATE TABLE handoffs (
+    session TEXT PRIMARY KEY,
+    epoch INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    peer TEXT NOT NULL
+);
+"""
 # One script for each version; the database's user_version counts those that were run.
-MIGRATIONS = (_FIRST, _DOCUMENTS)
+MIGRATIONS = (_FIRST, _DOCUMENTS, _HANDOFFS)
 
 
 def migrate(connection: sqlite3.Connection) -> None:

@@ -1,34 +1,33 @@
 """The door of a state directory: sessions, their token histories, snapshots of their keys and values, and
 the documents of front ends.
 
-lock            held by the one server that uses it
-sessions.db     SQLite in WAL mode: sessions, histories, answers to request ids, documents
+lock            held by the one server that uses it, unless an epoch in the database fences it
+sessions.db     SQLite (WAL unless it is fenced): sessions, histories, answers to request ids, documents
 snapshots/      one file for each snapshot: safetensors in an envelope with a digest
 """
 
-import logging
-import secrets
 import sqlite3
-import threading
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 from kakeya.config import StateConfig
-from kakeya.errors import ConfigError, StateDamaged, StorageFailed
+from kakeya.errors import ConfigError, StateMismatch
+from kakeya.storage import handoffs
 from kakeya.storage.database import Database
 from kakeya.storage.documents import Documents
-from kakeya.storage.envelope import contents_of, enveloped
+from kakeya.storage.fence import Fence
 from kakeya.storage.files import DirectoryLock, Files
+from kakeya.storage.handoffs import Leaving
 from kakeya.storage.histories import Histories
+from kakeya.storage.parcels import Parcel
 from kakeya.storage.records import Details, Records, Snapshot, StoredAnswer, StoredSession
 from kakeya.storage.sealing import open_sealer
+from kakeya.storage.snapshots import SnapshotFiles
 from kakeya.types import Document, Durability
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 _PRUNE_EVERY = 64
 
@@ -44,21 +43,23 @@ class StateStore:
         sync = config.durability is Durability.POWER
         self.config = config
         self._files = files or Files(sync=sync)
-        self._snapshots = config.directory / "snapshots"
+        snapshots = config.directory / "snapshots"
         self._most_answers, self._answered = most_answers, 0
-        for directory in (config.directory, self._snapshots):
+        for directory in (config.directory, snapshots):
             self._files.make_directory(directory)
-        self._lock = DirectoryLock(config.directory)
+        self._lock = None if config.fenced else DirectoryLock(config.directory)
         self._database: Database | None = None
         try:
             self._sealer = open_sealer(config.key_file)
             self.histories, self.records = Histories(self._sealer), Records(self._sealer)
             self._documents = Documents(self._sealer)
-            self._database = Database(config.directory / "sessions.db", self._files, sync=sync)
+            self._database = Database(
+                config.directory / "sessions.db", self._files, sync=sync, shared=config.fenced
+            )
+            self._fence = Fence(self._database) if config.fenced else None
             self._claim("sealing", self._sealer.name, "was written with another key, or with none")
-            self._held = {each.file: each.bytes for each in self._ask(_snapshots)}
-            self._counting = threading.Lock()
-            self._remove_strays()
+            known, limit = self._ask(_known_snapshots), config.disk_tier_bytes
+            self._snapshots = SnapshotFiles(snapshots, self._files, self._sealer, limit, known)
         except BaseException:
             self.close()
             raise
@@ -69,6 +70,15 @@ class StateStore:
         self._claim("geometry", geometry, "has sessions of another cache geometry")
 
     @property
+    def epoch(self) -> int:
+        """How often the directory was taken over; 0 for one that is locked instead."""
+        return 0 if self._fence is None else self._fence.epoch
+
+    def check_home(self) -> None:
+        """Raises Fenced when another process has taken the directory over."""
+        self._ask(lambda db: None)
+
+    @property
     def is_durable(self) -> bool:
         """Whether what is acknowledged must be stored first."""
         return self.config.durability is not Durability.NONE
@@ -76,8 +86,7 @@ class StateStore:
     @property
     def disk_bytes(self) -> int:
         """What the snapshots take, and those that are being written."""
-        with self._counting:
-            return sum(self._held.values())
+        return self._snapshots.size
 
     # Sessions.
 
@@ -151,15 +160,73 @@ class StateStore:
 
     def delete(self, session_id: str) -> None:
         """Delete a session, and what nobody else needs of its history and its snapshot."""
+        self._snapshots.remove(self._submit(lambda db: self._forget(db, session_id), scrub=True).result())
 
-        def delete(db: sqlite3.Connection) -> str | None:
-            row = self.records.delete_session(db, session_id)
-            if row is None:
-                return None
-            self.histories.delete(db, row[0])
-            return self.records.drop_snapshot(db, row[1])
+    # Sessions that move to another directory.
 
-        self._remove(self._submit(delete, scrub=True).result())
+    def leave(self, session_id: str, peer: str) -> int:
+        """Mark a session as leaving, before it is sent; the epoch of its next home."""
+        return self._ask(lambda db: handoffs.leave(db, session_id, peer))
+
+    def pack(self, session_id: str, epoch: int) -> list[bytes | memoryview]:
+        """All that is stored of a session that sleeps on the disk, as the parts of a file."""
+
+        def read(db: sqlite3.Connection) -> "tuple[StoredSession, array[int], list[StoredAnswer]]":
+            (stored,) = (each for each in self.records.sessions(db) if each.session_id == session_id)
+            answers = [each for each in self.records.answers(db) if each.session_id == session_id]
+            return stored, self.histories.read(db, stored.history), answers
+
+        stored, tokens, answers = self._ask(read)
+        contents = b"" if stored.snapshot is None else self.load(stored.snapshot)
+        return Parcel(stored, epoch, self._model(), tokens, answers, contents).packed()
+
+    def take_in(self, parcel: Parcel, number: int) -> StoredSession:
+        """Store a session that comes from elsewhere, the owner's `number`-th here. Waits for the disk.
+
+        Raises StateMismatch for one of another model, Conflict for one that was here or was refused before.
+        """
+        if parcel.model != self._model():
+            raise StateMismatch(f"the session is of {parcel.model}, and sessions here are of {self._model()}")
+        snapshot = self._write_snapshot(parcel.snapshot, parcel.session)
+
+        def add(db: sqlite3.Connection) -> StoredSession:
+            handoffs.take(db, parcel.session.session_id, parcel.epoch)
+            history = self.histories.create(db)
+            self.histories.write(db, history, 0, parcel.tokens)
+            if snapshot is not None:
+                self.records.add_snapshot(db, snapshot)
+            stored = replace(parcel.session, number=number, history=history, snapshot=snapshot)
+            self.records.add_session(db, stored)
+            for answer in parcel.answers:
+                self._remember(db, answer)
+            return replace(stored, length=len(parcel.tokens))
+
+        try:
+            return self._ask(add)
+        except BaseException:
+            self._snapshots.remove(None if snapshot is None else snapshot.file)
+            raise
+
+    def was_taken(self, session_id: str, epoch: int) -> bool:
+        """Whether a session was taken in here under this epoch. If not, it never will be."""
+        return self._ask(lambda db: handoffs.was_taken(db, session_id, epoch))
+
+    def stay(self, session_id: str) -> None:
+        """A session that was leaving was not taken, and this is its home again."""
+        self._ask(lambda db: handoffs.stay(db, session_id))
+
+    def left(self, session_id: str) -> None:
+        """A session that was leaving was taken: forget it, and that it was leaving, at once."""
+
+        def forget(db: sqlite3.Connection) -> str | None:
+            handoffs.gone(db, session_id)
+            return self._forget(db, session_id)
+
+        self._snapshots.remove(self._submit(forget, scrub=True).result())
+
+    def leaving(self) -> list[Leaving]:
+        """Sessions of which nobody knows yet whether they were taken."""
+        return self._ask(handoffs.leaving)
 
     def tokens(self, history: int) -> "array[int]":
         """A session's whole history. Raises StateDamaged when some of it is gone."""
@@ -174,33 +241,23 @@ class StateStore:
 
         Raises StorageFailed, when the disk tier has no room for example.
         """
-        file = secrets.token_hex(16)
-        parts = enveloped(*self._sealer.seal_parts(contents, f"snapshot {file}"))
-        snapshot = Snapshot(file, computed, sum(map(len, parts)))
-        self._reserve(snapshot)
+        snapshot = self._snapshots.write(contents, computed)
         try:
-            self._files.replace(self._path(file), parts)
             old = self._ask(lambda db: self._replace_snapshot(db, session_id, history, snapshot))
         except BaseException:
-            self._remove(file)
+            self._snapshots.remove(snapshot.file)
             raise
-        self._remove(old)
+        self._snapshots.remove(old)
         return snapshot
 
     def load(self, snapshot: Snapshot) -> bytes | bytearray | memoryview:
         """The contents of a snapshot. Raises StateDamaged unless they are what was stored."""
-        try:
-            file = self._files.read(self._path(snapshot.file))
-        except FileNotFoundError as error:
-            raise StateDamaged(f"snapshot {snapshot.file} is gone") from error
-        return self._sealer.open(contents_of(file), f"snapshot {snapshot.file}")
+        return self._snapshots.load(snapshot)
 
-    # Answers.
+    # Answers and documents.
 
     def answers(self) -> list[StoredAnswer]:
         return self._ask(lambda db: list(self.records.answers(db)))
-
-    # Documents.
 
     def documents(self, kind: str) -> list[Document]:
         """All of a kind, least recently used first. Raises StateDamaged."""
@@ -221,7 +278,8 @@ class StateStore:
         """Store what waits, and let others have the directory. Idempotent."""
         if self._database is not None:
             self._database.close()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     # Behind the door.
 
@@ -231,6 +289,11 @@ class StateStore:
 
     def _ask(self, work: "Callable[[sqlite3.Connection], T]") -> T:
         return self._submit(work).result()
+
+    def _model(self) -> dict[str, str]:
+        """The model and the geometry of all sessions here."""
+        query = "SELECT name, value FROM facts WHERE name IN ('model', 'geometry')"
+        return self._ask(lambda db: dict(db.execute(query)))
 
     def _claim(self, name: str, value: str, otherwise: str) -> None:
         """The directory's own value, which stays what it was first."""
@@ -245,6 +308,14 @@ class StateStore:
             raise ConfigError(
                 f"the state directory {self.config.directory} {otherwise}: {kept}, here {value}"
             )
+
+    def _forget(self, db: sqlite3.Connection, session_id: str) -> str | None:
+        """Delete a session's rows; the file of its snapshot, if nobody needs that any more."""
+        row = self.records.delete_session(db, session_id)
+        if row is None:
+            return None
+        self.histories.delete(db, row[0])
+        return self.records.drop_snapshot(db, row[1])
 
     def _remember(self, db: sqlite3.Connection, answer: StoredAnswer | None) -> None:
         if answer is None:
@@ -263,36 +334,15 @@ class StateStore:
         self.histories.merge(db, history, 0 if before is None else before.computed)
         return unneeded
 
-    def _reserve(self, snapshot: Snapshot) -> None:
-        limit = self.config.disk_tier_bytes
-        with self._counting:
-            used = sum(self._held.values())
-            if used + snapshot.bytes > limit:
-                raise StorageFailed(
-                    f"the disk tier is full: {used:,} of {limit:,} bytes are used, "
-                    f"{snapshot.bytes:,} are needed"
-                )
-            self._held[snapshot.file] = snapshot.bytes
-
-    def _remove(self, file: str | None) -> None:
-        if file is None:
-            return
-        try:
-            self._files.remove(self._path(file))
-        except StorageFailed as error:
-            log.error("a snapshot that is not needed stays: %s", error)
-        with self._counting:
-            self._held.pop(file, None)
-
-    def _remove_strays(self) -> None:
-        """Files of snapshots that a crash left without a session."""
-        for path in self._snapshots.iterdir():
-            if path.name not in self._held:
-                self._files.remove(path)
-
-    def _path(self, file: str) -> Path:
-        return self._snapshots / file
+    def _write_snapshot(
+        self, contents: bytes | bytearray | memoryview, session: StoredSession
+    ) -> Snapshot | None:
+        """The file of a snapshot that no session has yet; None where there are no contents."""
+        if not contents:
+            return None
+        assert session.snapshot is not None, "who sends contents says what they are"
+        return self._snapshots.write([memoryview(contents)], session.snapshot.computed)
 
 
-def _snapshots(db: sqlite3.Connection) -> list[Snapshot]:
+def _known_snapshots(db: sqlite3.Connection) -> list[Snapshot]:
     return [Snapshot(*row) for row in db.execute("SELECT file, computed, bytes FROM snapshots")]

@@ -1,0 +1,135 @@
+"""Agents that remember what they were told, and check in the end that all of it is true.
+
+They append, generate, fork and close through the SDK, which tries again what a crash cut off. Whatever
+happens to the servers, they may only see pauses.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kakeya.errors import KakeyaError
+from kakeya.types import SamplingParams, TokenEvent
+
+if TYPE_CHECKING:
+    from kakeya.client import AsyncClient, AsyncSession
+    from kakeya.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class Said:
+    """A step of a session: tokens appended, or those of a generate, whose seed is known."""
+
+    tokens: tuple[int, ...]
+    seed: int | None = None
+
+
+@dataclass
+class Ledger:
+    """What a client was told of one session."""
+
+    session: "AsyncSession"
+    steps: list[Said] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return sum(len(step.tokens) for step in self.steps)
+
+
+@dataclass
+class Witnesses:
+    """What all agents were told, and what of it was not true. `over` ends them."""
+
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    ledgers: list[Ledger] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    forks: int = 0
+    checked: int = 0
+    lost: int = 0
+    """Sessions whose history has another length than their client was told."""
+
+    @property
+    def appended_tokens(self) -> int:
+        return sum(len(step.tokens) for step in self._steps() if step.seed is None)
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(len(step.tokens) for step in self._steps() if step.seed is not None)
+
+    @property
+    def generates(self) -> int:
+        return sum(step.seed is not None for step in self._steps())
+
+    async def live(self, client: "AsyncClient", chance: random.Random, vocabulary: int) -> None:
+        """One agent: it uses a session for a while, checks it, and takes another."""
+        while not self.over.is_set():
+            ledger: Ledger | None = None
+            try:
+                ledger = self._opened(await client.create_session(ignore_eos=True))
+                for _ in range(chance.randint(4, 30)):
+                    ledger = await self._step(ledger, chance, vocabulary)
+                    if self.over.is_set():
+                        break
+                await self._check(ledger)
+            except KakeyaError as error:
+                where = "" if ledger is None else f" after {ledger.length} tokens"
+                self.errors.append(f"{type(error).__name__}{where}: {error}")
+
+    def wrong_generates(self, runtime: "Runtime", place: int) -> int:
+        """How many generates of the session at this place an uninterrupted session answers differently."""
+        return _wrong_generates(runtime, self.ledgers[place].steps)
+
+    def _steps(self) -> list[Said]:
+        return [step for ledger in self.ledgers for step in ledger.steps]
+
+    def _opened(self, session: "AsyncSession", steps: Sequence[Said] = ()) -> Ledger:
+        ledger = Ledger(session, list(steps))
+        self.ledgers.append(ledger)
+        return ledger
+
+    async def _step(self, ledger: Ledger, chance: random.Random, vocabulary: int) -> Ledger:
+        """Append, generate, or fork and go on with the fork."""
+        kind = chance.random()
+        if not ledger.steps or kind < 0.45:
+            tokens = tuple(chance.randrange(vocabulary) for _ in range(chance.randint(1, 40)))
+            await ledger.session.append(tokens, expected_history_length=ledger.length)
+            ledger.steps.append(Said(tokens))
+        elif kind < 0.9:
+            seed = chance.randrange(1000)
+            temperature = 1.0 if seed % 2 else 0.0
+            stream = ledger.session.generate(chance.randint(1, 40), seed=seed, temperature=temperature)
+            said = tuple([token.id async for token in stream])
+            ledger.steps.append(Said(said, seed))
+        else:
+            fork = self._opened(await ledger.session.fork(), ledger.steps)
+            self.forks += 1
+            await self._check(ledger)
+            return fork
+        return ledger
+
+    async def _check(self, ledger: Ledger) -> None:
+        """The session is as long as its client was told, and says so when it is closed."""
+        length = (await ledger.session.info()).history_length
+        self.checked += 1
+        self.lost += length != ledger.length
+        with suppress(KakeyaError):
+            await ledger.session.close()
+
+
+def _wrong_generates(runtime: "Runtime", steps: Sequence[Said]) -> int:
+    session, wrong = runtime.create_session(eos_token_ids=()), 0
+    for step in steps:
+        if step.seed is None:
+            runtime.append(session, step.tokens)
+            continue
+        sampling = SamplingParams(seed=step.seed, temperature=1.0 if step.seed % 2 else 0.0)
+        events = list(runtime.generate(session, len(step.tokens), sampling))
+        said = tuple(event.token_id for event in events if isinstance(event, TokenEvent))
+        if said != step.tokens:
+            wrong += 1
+            break  # what follows goes on from other tokens
+    runtime.close_session(session)
+    return wrong
