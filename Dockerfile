@@ -27,6 +27,9 @@ EXPOSE 50051 8000
 
 # Torch's builds on the package registry bring CUDA's libraries; the driver comes from the host.
 FROM base AS cuda
+# For a cluster: EXTRAS=cuda,cluster,hub,otel and ALSO='ray[default]==2.60.0', whose dashboard answers KubeRay's probes.
+ARG EXTRAS=cuda,hub,otel
+ARG ALSO=
 # Triton compiles a few lines of C when it first launches a kernel.
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -35,7 +38,7 @@ RUN apt-get update \
 RUN --mount=type=bind,from=build,source=/dist,target=/dist \
     --mount=type=bind,from=build,source=/source/constraints.txt,target=/constraints.txt \
     wheel=$(ls /dist/kakeya-*.whl) \
-  && pip install --no-cache-dir -c /constraints.txt "${wheel}[cuda,hub,otel]"
+  && pip install --no-cache-dir -c /constraints.txt "${wheel}[${EXTRAS}]" ${ALSO:+"$ALSO"}
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001
@@ -43,12 +46,14 @@ ENTRYPOINT ["kakeya"]
 CMD ["serve"]
 
 FROM base AS cpu
+ARG EXTRAS=hub,otel
+ARG ALSO=
 # Torch without the libraries of CUDA, which take gigabytes.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=bind,from=build,source=/dist,target=/dist \
     --mount=type=bind,from=build,source=/source/constraints.txt,target=/constraints.txt \
     wheel=$(ls /dist/kakeya-*.whl) \
-  && pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" -c /constraints.txt "${wheel}[hub,otel]"
+  && pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" -c /constraints.txt "${wheel}[${EXTRAS}]" ${ALSO:+"$ALSO"}
 USER 10001
 ENTRYPOINT ["kakeya"]
 CMD ["serve"]

@@ -18,6 +18,7 @@ PROTOS = {
     "Wire contract": ROOT / "proto/kakeya/v1/runtime.proto",
     "Proposers elsewhere": ROOT / "proto/kakeya/v1/distributed.proto",
     "Benchmarks elsewhere": ROOT / "proto/kakeya/v1/bridge.proto",
+    "Members of a cluster": ROOT / "proto/kakeya/v1/cluster.proto",
 }
 SOURCE = ROOT / "src"
 PAGE = ROOT / "docs/api.md"
@@ -26,12 +27,13 @@ _OPENING = """\
 # API reference
 
 Made by `make docs` from the comments of [runtime.proto](../proto/kakeya/v1/runtime.proto),
-[distributed.proto](../proto/kakeya/v1/distributed.proto) and
-[bridge.proto](../proto/kakeya/v1/bridge.proto), and the docstrings of `kakeya.client`; edit those.
+[distributed.proto](../proto/kakeya/v1/distributed.proto), [bridge.proto](../proto/kakeya/v1/bridge.proto) and
+[cluster.proto](../proto/kakeya/v1/cluster.proto), and the docstrings of `kakeya.client`; edit those.
 
 - [Wire contract](#wire-contract): any language that speaks gRPC
 - [Proposers elsewhere](#proposers-elsewhere): what a server and a `kakeya propose` say to each other
 - [Benchmarks elsewhere](#benchmarks-elsewhere): what the two sides of `kakeya bridge` say
+- [Members of a cluster](#members-of-a-cluster): what homes and front ends say to each other
 - [Python client](#python-client): `kakeya.Client` and `kakeya.AsyncClient`
 - [Errors](#errors)
 """

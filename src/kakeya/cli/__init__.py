@@ -22,6 +22,7 @@ VERBS = (
     "sessions",
     "propose",
     "train",
+    "cluster",
     "bench",
     "bridge",
     "doctor",
@@ -63,8 +64,11 @@ def _common(
 def _prepare_process() -> None:
     """Make SIGTERM unwind like any exit, so that temporary files are removed; let odd bytes through.
 
-    Bytes that are not UTF-8 reach the tokenizer as lone surrogates, and it refuses them by name.
+    Bytes that are not UTF-8 reach the tokenizer as lone surrogates, and it refuses them by name. gRPC's core
+    writes to stderr past all loggers, such as a line for each client on Node that hangs up. It looks once,
+    while it is imported, how much to say.
     """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")):
         if isinstance(stream, io.TextIOWrapper):

@@ -22,6 +22,7 @@ EXTRAS = {
     "huggingface_hub": ("hub", "models by hub id"),
     "opentelemetry.sdk": ("otel", "traces of every generate"),
     "mlx": ("mlx", "--backend mlx on Apple silicon"),
+    "ray": ("cluster", "sessions on many machines"),
 }
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kakeya.bench.machine import cpu_model, memory_bytes, usable_cores
-from kakeya.config import DEFAULT_MODEL, EngineConfig, HttpConfig, Listening, ServerConfig
+from kakeya.config import DEFAULT_MODEL, EngineConfig
 from kakeya.models import catalogue, store
 from kakeya.models.fitting import available_memory
+from kakeya.serving.config import HttpConfig, Listening, ServerConfig
 from kakeya.types import BackendChoice, KernelChoice
 
 if TYPE_CHECKING:

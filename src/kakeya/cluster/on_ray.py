@@ -1,0 +1,443 @@
+"""The cluster on Ray: one actor for each home, and one that lists them.
+
+Ray places the actors, starts them again when their process or their machine dies, and carries who is there.
+Nothing of a client passes through it. An actor of a home only keeps the home's process.
+"""
+
+import itertools
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from kakeya.cluster.calling import Drained, Draining, HomeCalls
+from kakeya.cluster.keeping import Keeper
+from kakeya.cluster.members import check_name
+from kakeya.cluster.placement import Scaling
+from kakeya.cluster.proposing import ProposerKeeper
+from kakeya.cluster.registry import Registry
+from kakeya.cluster.scaling import Scaler
+from kakeya.errors import ConfigError, Unavailable
+from kakeya.wire import cluster_pb2 as pb
+
+log = logging.getLogger(__name__)
+NAMESPACE = "kakeya"
+_REGISTRY = "registry"
+_HOME, _PROPOSER, _SCALER = "home:", "proposer:", "scaler:"
+_SCALE_S = 5.0
+_ASK_S = 10.0
+_LIST_AWAY_S = 60.0
+_NODE_CHARACTERS = 8
+
+
+@dataclass(frozen=True)
+class Group:
+    """Homes of one model that are alike: they are called `name`-1, `name`-2 and so on.
+
+    `arguments` are flags of `kakeya cluster home`. A home takes so many CPUs and GPUs of its node, and only
+    nodes that have the `resources` of that name get one. `host` is where homes listen: the node's own
+    address when left out. `proposers` guess tokens for them, with the flags `proposing` of `kakeya propose`.
+    With `most_homes` above `homes` the group grows and shrinks with what is asked of it.
+    """
+
+    name: str
+    homes: int
+    arguments: tuple[str, ...]
+    cpus: float = 1.0
+    gpus: float = 0.0
+    resources: dict[str, float] = field(default_factory=dict)
+    host: str = ""
+    proposers: int = 0
+    proposing: tuple[str, ...] = ()
+    most_homes: int = 0
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+
+
+class RegistryActor:
+    """The list of homes, and what else a member must know. Everything in it comes back by itself."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+        self._registry = Registry()
+
+    def report(self, home: bytes) -> bytes:
+        return self._registry.report(pb.Home.FromString(home)).SerializeToString()
+
+    def view(self) -> bytes:
+        return self._registry.view().SerializeToString()
+
+    def drain(self, name: str, draining: bool) -> None:
+        self._registry.drain(name, draining=draining)
+
+    def remove(self, name: str) -> None:
+        self._registry.remove(name)
+
+    def secret(self) -> str:
+        return self._secret
+
+    def propose(self, group: str, address: str) -> None:
+        self._registry.propose(group, address)
+
+    def proposers(self, group: str) -> list[str]:
+        return self._registry.proposers(group)
+
+
+class ProposerActor:
+    """Keeps the process of one proposer on the node that Ray has chosen."""
+
+    def __init__(self, group: Group, secret: str) -> None:
+        host = group.host or ray.util.get_node_ip_address()
+        self._group = group.name
+        self._keeper = ProposerKeeper(group.proposing, host, secret, self._tell).start()
+
+    def ready(self) -> str:
+        """Its address."""
+        return self._keeper.address
+
+    def stop(self) -> None:
+        self._keeper.stop()
+
+    def _tell(self, address: str) -> None:
+        try:
+            registry = ray.get_actor(_REGISTRY, NAMESPACE)
+            ray.get(registry.propose.remote(self._group, address), timeout=_ASK_S)
+        except Exception as error:  # the list is away: it is told again in a second
+            log.warning("the cluster's list cannot be reached: %s", error)
+
+
+class HomeActor:
+    """Keeps the process of one home on the node that Ray has chosen."""
+
+    def __init__(self, name: str, group: Group, secret: str) -> None:
+        host = group.host or ray.util.get_node_ip_address()
+        self._group = group
+        self._registry: Any = None
+        place = ["--name", name, "--node", this_node(), "--bind", f"{host}:0", "--http", f"{host}:0"]
+        arguments = [*group.arguments, *place, *_remote_proposers(group, secret)]
+        # Ray starts the actor again if it is still the one that Ray means.
+        self._keeper = Keeper(arguments, secret, self._report, lambda: os._exit(1)).start()
+
+    def ready(self) -> str:
+        """The home's address."""
+        assert self._keeper.home is not None
+        return self._keeper.home.address
+
+    def group(self) -> Group:
+        """How it was started."""
+        return self._group
+
+    def process(self) -> int | None:
+        """The number of the home's process, for those who end it in tests."""
+        return None if self._keeper.process is None else self._keeper.process.pid
+
+    def stop(self) -> None:
+        """End the home, after it has stored what it has."""
+        self._keeper.stop()
+
+    def _report(self, home: pb.Home) -> pb.View:
+        if self._registry is None:
+            self._registry = ray.get_actor(_REGISTRY, NAMESPACE)
+        try:
+            told = ray.get(self._registry.report.remote(home.SerializeToString()), timeout=_ASK_S)
+        except Exception:
+            self._registry = None
+            raise
+        return pb.View.FromString(told)
+
+
+class ScalerActor:
+    """Lets a group grow and shrink. A home for which there is no node is what Ray's autoscaler answers."""
+
+    def __init__(self, group: Group, secret: str) -> None:
+        self._group, self._secret = group, secret
+        self._scaler = Scaler(Scaling(fewest=group.homes, most=group.most_homes))
+        self._over = threading.Event()
+        threading.Thread(target=self._live, name="kakeya-scaler", daemon=True).start()
+
+    def ready(self) -> str:
+        return self._group.name
+
+    def _live(self) -> None:
+        cluster = RayCluster()
+        while not self._over.wait(_SCALE_S):
+            try:
+                self._look(cluster)
+            except Exception as error:  # somebody is away: look again later
+                log.warning("group %s cannot be scaled now: %s", self._group.name, error)
+
+    def _look(self, cluster: "RayCluster") -> None:
+        names = _names_of(self._group.name, ray.util.list_named_actors())
+        homes = [home for home in cluster.view().homes if home.name in names]
+        wish = self._scaler.look(homes, starting=len(names) - len(homes))
+        free = (f"{self._group.name}-{number}" for number in itertools.count(1))
+        for name in itertools.islice((name for name in free if name not in names), wish.more):
+            log.warning("group %s grows by home %s", self._group.name, name)
+            cluster.start(name, self._group, self._secret)
+        nodes = {home.node: home for home in sorted(homes, key=lambda home: -home.sessions)}
+        if wish.fewer and len(nodes) > 1:
+            least = list(nodes)[-1]
+            log.warning("group %s shrinks: node %s is drained", self._group.name, least)
+            cluster.drain(least)
+
+
+def _names_of(group: str, actors: Sequence[str]) -> list[str]:
+    """The homes of a group that have an actor."""
+    return [name.removeprefix(_HOME) for name in actors if name.startswith(f"{_HOME}{group}-")]
+
+
+def _remote_proposers(group: Group, secret: str) -> list[str]:
+    """Flags of a home that may ask the proposers of its group. One that dies can only cost speed."""
+    if not group.proposers:
+        return []
+    registry = ray.get_actor(_REGISTRY, NAMESPACE)
+    found = ray.get(registry.proposers.remote(group.name), timeout=_ASK_S)
+    if not found:
+        log.warning("no proposer of group %s was heard of: its homes decode without", group.name)
+        return []
+    os.environ["KAKEYA_PROPOSER_API_KEY"] = secret  # of the home's process, and on no command line
+    return ["--proposer", f"remote:{','.join(found)}"]
+
+
+def this_node() -> str:
+    """The name of the node that this process is on."""
+    node: str = ray.get_runtime_context().get_node_id()
+    return node[:_NODE_CHARACTERS]
+
+
+class RayCluster:
+    """A cluster on Ray, from a driver. Use it as `connected` gives it."""
+
+    # Its life.
+
+    def up(self, group: Group, secret: str, timeout_s: float = 600.0) -> list[pb.Home]:
+        """Start the homes of a group, those that were there before among them, and wait until they serve.
+
+        Homes that live already are left alone. Raises ConfigError and Unavailable.
+        """
+        registry = _remote(RegistryActor, num_cpus=0, name=_REGISTRY).remote(secret)
+        if ray.get(registry.secret.remote(), timeout=timeout_s) != secret:
+            raise ConfigError("another cluster, with another secret, is up on this Ray: end it first")
+        proposers = {f"{group.name}-{number}": number for number in range(1, group.proposers + 1)}
+        started = {name: self._start_proposer(name, group, secret) for name in proposers}
+        self._wait(started, timeout_s)
+        names = self._names(group)
+        actors = {name: self.start(name, group, secret) for name in names}
+        self._wait(actors, timeout_s)
+        if group.most_homes > group.homes:
+            scaler = _remote(ScalerActor, num_cpus=0, name=f"{_SCALER}{group.name}").remote(group, secret)
+            ray.get(scaler.ready.remote(), timeout=timeout_s)
+        return [home for home in self.view().homes if home.name in names]
+
+    def view(self) -> pb.View:
+        """Who is there. Raises Unavailable when there is no cluster."""
+        return pb.View.FromString(self._ask("view"))
+
+    def secret(self) -> str:
+        secret: str = self._ask("secret")
+        return secret
+
+    def drain(
+        self,
+        node: str,
+        patience_s: float = 600.0,
+        progress: Callable[[int, int], None] = lambda moved, left: None,
+    ) -> tuple[Drained, list[str]]:
+        """Move the sessions of a node elsewhere and end its homes; what it took, and the homes that had to go
+        on at another node, because they keep responses or conversations.
+
+        Raises ConfigError for an unknown node, and what `Draining` raises.
+        """
+        sources = self._homes_on(node)
+        for home in sources:
+            self._ask("drain", home.name, True)
+        drained = Draining(self.view, self.secret(), patience_s, progress).run(node)
+        moved = []
+        now = {home.name: home for home in self.view().homes}
+        for home in (now[each.name] for each in sources if each.name in now):
+            if home.node != node:  # it died meanwhile, and came back elsewhere
+                self._ask("drain", home.name, False)
+                continue
+            with HomeCalls(home.address, self.secret()) as calls:
+                keeps = calls.documents()
+            actor = self._actor(home.name)
+            group = _answer(actor.group.remote(), _ASK_S)
+            self._end(home.name)
+            if keeps:
+                moved.append(home.name)
+                self._wait({home.name: self.start(home.name, group, self.secret(), not_on=node)}, 600.0)
+                self._ask("drain", home.name, False)
+            else:
+                self._ask("remove", home.name)
+        return drained, moved
+
+    def down(self) -> int:
+        """End every home, after it has stored what it has; how many there were."""
+        for name in ray.util.list_named_actors():
+            if name.startswith((_PROPOSER, _SCALER)):
+                ray.kill(ray.get_actor(name, NAMESPACE))
+        homes = list(self.view().homes)
+        for home in homes:
+            self._end(home.name)
+        ray.kill(self._registry())
+        return len(homes)
+
+    def process_of(self, name: str) -> int | None:
+        """The number of a home's process on its node."""
+        pid: int | None = _answer(self._actor(name).process.remote(), _ASK_S)
+        return pid
+
+    def start(self, name: str, group: Group, secret: str, not_on: str = "") -> Any:
+        """The actor of a home, which is started unless it lives; the node `not_on` does not get it."""
+        options: dict[str, Any] = {"num_cpus": group.cpus, "scheduling_strategy": "SPREAD"}
+        if group.gpus:
+            options["num_gpus"] = group.gpus
+        if group.resources:
+            options["resources"] = group.resources
+        if not_on:
+            node = self._another_node(not_on, group.cpus)
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
+        return _remote(HomeActor, name=_actor_name(name), **options).remote(name, group, secret)
+
+    # Behind the door.
+
+    def _names(self, group: Group) -> list[str]:
+        """Those that are wanted, and those that have sessions from before."""
+        wanted = [f"{group.name}-{number}" for number in range(1, group.homes + 1)]
+        shared = Path(group.arguments[group.arguments.index("--shared") + 1])
+        stored = (path.name for path in (shared / "homes").glob(f"{group.name}-*") if path.is_dir())
+        return sorted({*wanted, *stored}, key=lambda name: (len(name), name))
+
+    def _start_proposer(self, name: str, group: Group, secret: str) -> Any:
+        options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "name": f"{_PROPOSER}{name}"}
+        return _remote(ProposerActor, **options).remote(group, secret)
+
+    def _another_node(self, not_on: str, cpus: float) -> str:
+        for node in ray.nodes():
+            there = node["Alive"] and not node["NodeID"].startswith(not_on)
+            if there and node["Resources"].get("CPU", 0) >= cpus:
+                found: str = node["NodeID"]
+                return found
+        raise Unavailable(f"no node beside {not_on} has {cpus:g} CPUs for what its homes keep")
+
+    def _wait(self, actors: dict[str, Any], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        for name, actor in actors.items():
+            try:
+                ray.get(actor.ready.remote(), timeout=max(0.1, deadline - time.monotonic()))
+            except ray.exceptions.GetTimeoutError:
+                raise Unavailable(
+                    f"home {name} does not serve after {timeout_s:g} s; Ray may have no node with room for it"
+                ) from None
+            except ray.exceptions.RayActorError as error:
+                ray.kill(actor)
+                reason = str(error).strip().splitlines()[-1]
+                raise ConfigError(f"home {name} cannot be started: {reason}") from error
+
+    def _homes_on(self, node: str) -> list[pb.Home]:
+        homes = self.view().homes
+        found = [home for home in homes if home.node == node]
+        if not found:
+            nodes = ", ".join(sorted({home.node for home in homes})) or "none"
+            raise ConfigError(f"there is no home on a node {node!r}; there are: {nodes}")
+        return found
+
+    def _end(self, name: str) -> None:
+        actor = self._actor(name)
+        _answer(actor.stop.remote(), 120.0)
+        ray.kill(actor)
+        self._until_gone(name)
+
+    def _until_gone(self, name: str) -> None:
+        """Ray forgets the name of an actor a moment after its end."""
+        for _ in range(100):
+            try:
+                ray.get_actor(_actor_name(name), NAMESPACE)
+            except ValueError:
+                return
+            time.sleep(0.1)
+
+    def _actor(self, name: str) -> Any:
+        try:
+            return ray.get_actor(_actor_name(name), NAMESPACE)
+        except ValueError as error:
+            raise Unavailable(f"Ray knows of no home {name!r}") from error
+
+    def _registry(self) -> Any:
+        try:
+            return ray.get_actor(_REGISTRY, NAMESPACE)
+        except ValueError:
+            raise Unavailable(
+                "no Kakeya cluster is up on this Ray: start one with `kakeya cluster up`"
+            ) from None
+
+    def _ask(self, call: str, *arguments: object) -> Any:
+        """What the list says. If its node has died, Ray brings it back at another one: it is waited for."""
+        deadline = time.monotonic() + _LIST_AWAY_S
+        while True:
+            try:
+                return _answer(getattr(self._registry(), call).remote(*arguments), _ASK_S)
+            except _Away:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+
+class _Away(Unavailable):
+    """An actor has died, is on its way back, or does not answer in time."""
+
+
+def _answer(reference: Any, timeout_s: float) -> Any:
+    """What an actor answers. Raises Unavailable where it does not."""
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except ray.exceptions.RayError as error:
+        raise _Away(f"an actor of the cluster cannot be reached: {error}") from error
+
+
+@contextmanager
+def connected(address: str) -> Iterator[RayCluster]:
+    """The cluster on the Ray whose head is at `address`. Raises Unavailable when nobody is there."""
+    try:
+        ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise Unavailable(f"no Ray head answers at {address}: {error}") from error
+    try:
+        yield RayCluster()
+    finally:
+        ray.shutdown()
+
+
+def _remote(kind: type, **options: Any) -> Any:
+    """An actor that outlives whoever starts it, and is started again when it dies."""
+    lasting = {"namespace": NAMESPACE, "lifetime": "detached", "max_restarts": -1, "get_if_exists": True}
+    return ray.remote(kind).options(**lasting, **options)
+
+
+def _actor_name(home: str) -> str:
+    return f"{_HOME}{home}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print what a front end must know, as JSON: see `lookup`."""
+    with connected(arguments[0]) as cluster:
+        addresses = [home.address for home in cluster.view().homes]
+        told = json.dumps({"secret": cluster.secret(), "addresses": addresses})
+    sys.stdout.write(told + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # Ray takes seconds to clean up after itself
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

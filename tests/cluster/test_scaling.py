@@ -1,0 +1,47 @@
+"""When a group of homes grows and shrinks."""
+
+from kakeya.cluster.placement import Scaling
+from kakeya.cluster.scaling import Scaler, Wish
+from kakeya.wire import cluster_pb2 as pb
+
+
+def home(name: str, free: int, waiting: int = 0, **others: bool) -> pb.Home:
+    return pb.Home(name=name, slabs=10, free_slabs=free, most_sessions=1000, waiting=waiting, **others)
+
+
+def test_it_grows_when_slabs_run_out() -> None:
+    scaler = Scaler(Scaling(most=4))
+    assert scaler.look([home("a", free=5)]) == Wish()
+    assert scaler.look([home("a", free=1)]) == Wish(more=1)
+    assert scaler.look([home("a", free=1)], starting=1) == Wish()
+    assert scaler.look([home("a", free=0), home("b", free=0, draining=True)]) == Wish(more=1)
+    full = [home(name, free=0) for name in "abcd"]
+    assert scaler.look(full) == Wish()
+    assert scaler.look([*full[:3], home("d", free=0, silent=True)]) == Wish(more=1)
+
+
+def test_it_grows_when_requests_wait_for_long() -> None:
+    now = [0.0]
+    scaler = Scaler(Scaling(longest_queue_s=1.0), clock=lambda: now[0])
+    busy = [home("a", free=5, waiting=3), home("b", free=5)]
+    assert scaler.look(busy) == Wish()
+    now[0] = 1.5
+    assert scaler.look(busy) == Wish(more=1)
+    assert scaler.look([home("a", free=5), home("b", free=5)]) == Wish()
+    assert scaler.look(busy) == Wish()
+
+
+def test_it_shrinks_after_a_while_of_calm() -> None:
+    now = [0.0]
+    scaler = Scaler(Scaling(fewest=1), calm_s=60.0, clock=lambda: now[0])
+    idle = [home("a", free=9), home("b", free=9)]
+    assert scaler.look(idle) == Wish()
+    now[0] = 59.0
+    assert scaler.look(idle) == Wish()
+    assert scaler.look([home("a", free=1), home("b", free=1)]) == Wish(more=1)
+    now[0] = 61.0
+    assert scaler.look(idle) == Wish()
+    now[0] = 121.0
+    assert scaler.look(idle) == Wish(fewer=True)
+    assert scaler.look(idle) == Wish()
+    assert scaler.look(idle[:1]) == Wish()
