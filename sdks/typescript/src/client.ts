@@ -23,7 +23,11 @@ export class Client implements AsyncDisposable {
   readonly #connection: Connection;
   #tokenizer: Promise<Tokenizer> | undefined;
 
-  /** Throws ConfigError for a setting that cannot work, such as TLS files that cannot be read. */
+  /**
+   * Throws ConfigError for a setting that cannot work, such as TLS files that cannot be read.
+   *
+   * Here and in every call, an option that there is not throws TypeError with its name.
+   */
   constructor(options: ClientOptions = {}) {
     this.#connection = new Connection(options);
   }
@@ -35,10 +39,10 @@ export class Client implements AsyncDisposable {
    * answers end where the model's template ends them, unless the other options say otherwise.
    */
   async createSession(options: SessionOptions = {}): Promise<Session> {
-    const { label, system, ignoreEos = false, recallTokens, signal, timeoutMs } = options;
-    const limits = { signal, timeoutMs };
-    let eosTokenIds = options.eosTokenIds && [...options.eosTokenIds];
-    let { pinnedPrefixTokens } = options;
+    const { label, system, ignoreEos = false, recallTokens, ...others } = options;
+    const { eosTokenIds: ends, pinnedPrefixTokens: pinned, ...limits } = others;
+    let eosTokenIds = ends && [...ends];
+    let pinnedPrefixTokens = pinned;
     const chat = system === undefined ? undefined : await this.#newChat(limits, system, eosTokenIds);
     if (chat !== undefined) {
       eosTokenIds ??= ignoreEos ? undefined : chat.endTokenIds;

@@ -13,6 +13,7 @@ import {
   checkedTimeout,
   keyHeaders,
   type Retry,
+  refuseOthers,
   serverUrl,
   tlsSecrets,
 } from "./settings.js";
@@ -99,14 +100,16 @@ export class Connection {
   readonly #retry: Required<Retry>;
   readonly #closing = new AbortController();
 
-  /** Throws ConfigError for a setting that cannot work. */
+  /** Throws ConfigError for a setting that cannot work, and TypeError for one that there is not. */
   constructor(options: ClientOptions) {
-    const { address = "127.0.0.1:50051", tls = false, timeoutMs = 60_000 } = options;
-    const keepalive = checkedKeepalive(options.keepalive);
+    const { address = "127.0.0.1:50051", tls = false, timeoutMs = 60_000, ...more } = options;
+    const { apiKey, retry, keepalive: pace, ...others } = more;
+    refuseOthers("Client", others);
+    const keepalive = checkedKeepalive(pace);
     const baseUrl = serverUrl(address, tls !== false);
     this.timeoutMs = checkedTimeout(timeoutMs);
-    this.headers = keyHeaders(options.apiKey);
-    this.#retry = checkedRetry(options.retry);
+    this.headers = keyHeaders(apiKey);
+    this.#retry = checkedRetry(retry);
     const pings = { pingIntervalMs: keepalive.intervalMs, pingTimeoutMs: keepalive.timeoutMs };
     this.#line = new Http2SessionManager(baseUrl, pings, typeof tls === "object" ? tlsSecrets(tls) : {});
     const readMaxBytes = MAX_MESSAGE_BYTES;
@@ -131,11 +134,13 @@ export class Connection {
   /**
    * The reply to a call, tried until it is answered or its time is over.
    *
-   * Only for what may be repeated: reads, and calls with a request id. Throws the error the server meant.
+   * Only for what may be repeated: reads, and calls with a request id. Throws the error the server meant, and
+   * TypeError for an option that calls do not have.
    */
   async call<T>(send: (rpc: Rpc, options: RpcOptions) => Promise<T>, trial: Trial = {}): Promise<T> {
-    const { signal, timeoutMs = this.timeoutMs, conflictPasses } = trial;
-    const attempts = trial.attempts ?? this.attempts(checkedTimeout(timeoutMs), signal);
+    const { signal, timeoutMs = this.timeoutMs, conflictPasses, attempts: begun, ...others } = trial;
+    refuseOthers("this call", others);
+    const attempts = begun ?? this.attempts(checkedTimeout(timeoutMs), signal);
     for (;;) {
       const rpc = this.rpc;
       const options = this.options(attempts, signal);

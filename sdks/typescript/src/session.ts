@@ -13,6 +13,7 @@ import {
   type GenerateOptions,
   type ImportOptions,
   type RecallOptions,
+  refuseOthers,
 } from "./settings.js";
 import { Generation, Stream } from "./stream.js";
 import {
@@ -145,15 +146,16 @@ export class Session implements AsyncDisposable {
    * unless the history has `expectedHistoryLength` tokens; nothing is changed then.
    */
   async append(tokenIds: Iterable<number>, options: AppendOptions = {}): Promise<number> {
+    const { expectedHistoryLength, ...limits } = options;
     const request = build(AppendTokensRequestSchema, {
       sessionId: this.#sessionId,
       tokenIds,
-      expectedHistoryLength: options.expectedHistoryLength,
+      expectedHistoryLength,
       requestId: newRequestId(),
     });
     const conflictPasses = this.#isStopping();
     const reply = await this.#connection.call((rpc, how) => rpc.appendTokens(request, how), {
-      ...options,
+      ...limits,
       conflictPasses,
     });
     this.#settled(conflictPasses);
@@ -248,7 +250,7 @@ export class Session implements AsyncDisposable {
     const request = { sessionId: this.#sessionId };
     try {
       const reply = await this.#connection.call((rpc, how) => rpc.closeSession(request, how), {
-        signal,
+        ...options,
         attempts,
       });
       return Number(reply.finalHistoryLength);
@@ -273,10 +275,8 @@ export class Session implements AsyncDisposable {
 
   #generation(maxTokens: number, options: GenerateOptions): Generation {
     const { signal, timeoutMs, ...sampling } = options;
-    const unknown = Object.keys(sampling).find((name) => !SAMPLING.has(name));
-    if (unknown !== undefined) {
-      throw new TypeError(`generate has no option ${unknown}`);
-    }
+    const others = Object.entries(sampling).filter(([name]) => !SAMPLING.has(name));
+    refuseOthers("generate", Object.fromEntries(others));
     const request = build(GenerateRequestSchema, {
       ...sampling,
       maxTokens,

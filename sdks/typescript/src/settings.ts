@@ -131,9 +131,18 @@ export interface ChatOptions extends GenerateOptions {
   readonly maxTokens?: number;
 }
 
+/** Throws TypeError for what is left of the options of `what`: a misspelt one must not change nothing in silence. */
+export function refuseOthers(what: string, others: object): void {
+  const [name] = Object.keys(others);
+  if (name !== undefined) {
+    throw new TypeError(`${what} has no option ${name}`);
+  }
+}
+
 /** Retries with every value there. */
 export function checkedRetry(retry: Retry = {}): Required<Retry> {
-  const { attempts = 9, firstDelayMs = 100, longestDelayMs = 5000 } = retry;
+  const { attempts = 9, firstDelayMs = 100, longestDelayMs = 5000, ...others } = retry;
+  refuseOthers("retry", others);
   if (!Number.isInteger(attempts) || attempts < 1) {
     throw new ConfigError(`retry.attempts must be at least 1, got ${attempts}`);
   }
@@ -145,7 +154,8 @@ export function checkedRetry(retry: Retry = {}): Required<Retry> {
 
 /** A keepalive with every value there. */
 export function checkedKeepalive(keepalive: Keepalive = {}): Required<Keepalive> {
-  const { intervalMs = 30_000, timeoutMs = 10_000 } = keepalive;
+  const { intervalMs = 30_000, timeoutMs = 10_000, ...others } = keepalive;
+  refuseOthers("keepalive", others);
   if (!(intervalMs > 0 && timeoutMs > 0)) {
     throw new ConfigError(`keepalive times must be above 0, got ${intervalMs} and ${timeoutMs}`);
   }
@@ -165,13 +175,15 @@ export function checkedTimeout(timeoutMs: number | null | undefined): number | u
 
 /** What Node's TLS needs. Reads the files. */
 export function tlsSecrets(tls: TLS): { ca?: Buffer; cert?: Buffer; key?: Buffer } {
-  if ((tls.certFile === undefined) !== (tls.keyFile === undefined)) {
+  const { caFile, certFile, keyFile, ...others } = tls;
+  refuseOthers("tls", others);
+  if ((certFile === undefined) !== (keyFile === undefined)) {
     throw new ConfigError("tls needs certFile and keyFile together, or neither");
   }
   return {
-    ...(tls.caFile === undefined ? {} : { ca: content(tls.caFile) }),
-    ...(tls.certFile === undefined ? {} : { cert: content(tls.certFile) }),
-    ...(tls.keyFile === undefined ? {} : { key: content(tls.keyFile) }),
+    ...(caFile === undefined ? {} : { ca: content(caFile) }),
+    ...(certFile === undefined ? {} : { cert: content(certFile) }),
+    ...(keyFile === undefined ? {} : { key: content(keyFile) }),
   };
 }
 

@@ -35,6 +35,34 @@ test("settings that cannot work are refused by name", () => {
   new Client({ address: "[::1]:50051", tls: true, timeoutMs: null }).close();
 });
 
+test("an option that there is not is refused by name", async () => {
+  const settings: [object, string][] = [
+    [{ apikey: "k" }, "Client has no option apikey"],
+    [{ retry: { tries: 2 } }, "retry has no option tries"],
+    [{ keepalive: { pace: 2 } }, "keepalive has no option pace"],
+    [{ tls: { ca: "ca.pem" } }, "tls has no option ca"],
+  ];
+  for (const [options, message] of settings) {
+    assert.throws(() => new Client(options), { name: "TypeError", message });
+  }
+  await using client = connect();
+  await using session = await client.createSession();
+  const odd: object = { timeout: 5 }; // as plain JavaScript gives it
+  const refused = { name: "TypeError", message: "this call has no option timeout" };
+  await assert.rejects(client.createSession(odd), refused);
+  await assert.rejects(client.createSession({ system: "Be brief.", ...odd }), refused);
+  await assert.rejects(client.importSession(new Uint8Array(1), odd), refused);
+  await assert.rejects(client.listSessions(odd), refused);
+  await assert.rejects(session.append(PROMPT, odd), refused);
+  await assert.rejects(session.recall([], odd), refused);
+  await assert.rejects(session.info(odd), refused);
+  await assert.rejects(session.fork(odd), refused);
+  await assert.rejects(session.export(odd), refused);
+  await assert.rejects(session.close(odd), refused);
+  assert.throws(() => session.chat("Hello", odd), { message: "generate has no option timeout" });
+  assert.equal((await session.info()).historyLength, 0);
+});
+
 test("a server that is not there", async () => {
   await using client = connect({ address: NOWHERE, retry: IMPATIENT });
   await assert.rejects(client.serverInfo(), (error) => {
