@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # The folders that mirror the sources, and the behaviours across modules that have files of their own there.
 BEHAVIOURS: dict[str, set[str]] = {
-    "": {"constrained", "dashboard", "examples", "names", "workflows"},
+    "": {"constrained", "dashboard", "deploy", "examples", "names", "workflows"},
     "bench": set(),
     "bench/peers": set(),
     "bench/quality": set(),
@@ -15,6 +15,7 @@ BEHAVIOURS: dict[str, set[str]] = {
     "bridge": set(),
     "cli": set(),
     "client": set(),
+    "cluster": {"dying", "quotas"},
     "engine": {"against_oracle", "families_bounded", "numerics", "real_weights"},
     "engine/cpu": set(),
     "engine/mlx": {"opening"},
@@ -30,7 +31,7 @@ BEHAVIOURS: dict[str, set[str]] = {
     "recall": set(),
     "scripts": set(),
     "serving": set(),
-    "sessions": set(),
+    "sessions": {"moving"},
     "storage": set(),
     "text": set(),
     "training": set(),
