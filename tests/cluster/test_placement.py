@@ -238,7 +238,20 @@ def test_a_rebalance_moves_the_smallest_snapshots_and_no_more_than_its_share() -
     assert [move.session for move in moves] == ["8", "7", "6"]
 
 
-@settings(max_examples=200)
+def test_a_rebalance_goes_on_to_replicas_that_gave_sessions_away() -> None:
+    """`b` has room for those of `a` only after it has given its own to `c`, which does not take those of `a`."""
+    gpu, long = GPU, frozenset({"long"})
+    replicas = [
+        a_replica("a", sessions=10, labels=long),
+        a_replica("b", sessions=10, labels=gpu | long),
+        a_replica("c", labels=gpu),
+    ]
+    sessions = held("a", 10, labels=long) + held("b", 10, labels=gpu)
+    moves = rebalance(replicas, sessions, share=1.0, even=0.1)
+    assert after(replicas, moves) == {"a": 8, "b": 7, "c": 5}
+
+
+@settings(max_examples=400)
 @given(clusters(), st.floats(0, 1), st.floats(0, 0.5), st.randoms())
 def test_a_rebalance_is_lawful_and_brings_replicas_together(
     cluster: tuple[list[Replica], list[Session]], share: float, even: float, order: object

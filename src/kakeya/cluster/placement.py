@@ -234,7 +234,21 @@ def rebalance(
         at_home[_home(session, every).name].append(session)
     most = int(share * sum(map(len, at_home.values())))
     board = _Board(every.values(), lambda each: (each.next_fill, each.name))
-    donors = [(-every[name].fill, name) for name in at_home if not every[name].draining]
+    moves: list[Move] = []
+    # A replica that gave sessions away may be where another one's can go, which had found no place before.
+    while found := _round_of_moves(board, at_home, most - len(moves), even):
+        moves += found
+        gone = {move.session for move in found}
+        for name in {move.source for move in found}:
+            at_home[name] = [each for each in at_home[name] if each.id not in gone]
+    return tuple(moves)
+
+
+def _round_of_moves(
+    board: "_Board", at_home: Mapping[str, list[Session]], most: int, even: float
+) -> list[Move]:
+    """Moves from the fullest replica at each moment, until each has found no better place once."""
+    donors = [(-board.now[name].fill, name) for name in at_home if not board.now[name].draining]
     heapq.heapify(donors)
     movable: dict[str, list[Session]] = {}
     moves: list[Move] = []
@@ -246,7 +260,7 @@ def rebalance(
         if move is not None:
             moves.append(move)
             heapq.heappush(donors, (-board.now[name].fill, name))
-    return tuple(moves)
+    return moves
 
 
 def _movable(board: "_Board", donor: Replica, at_home: list[Session], even: float) -> list[Session]:
@@ -334,8 +348,9 @@ def _rank(replica: Replica) -> Rank:
 class _Board:
     """Replicas while a plan is made: `now` has each with the sessions that the plan has given it.
 
-    For each model and set of labels there is a heap of the replicas that serve them. Ranks in it may be old;
-    one that is found to be old is written anew.
+    For each model and set of labels there is a heap of the replicas that serve them. Ranks in it may be old,
+    but never too high: one that is found to be old is written anew, and a replica that loses a session
+    enters each heap once more.
     """
 
     def __init__(self, replicas: Iterable[Replica], rank: Callable[[Replica], Rank] = _rank) -> None:
@@ -364,15 +379,22 @@ class _Board:
         self._put(self.now[target].with_session())
         if source in self.now:
             self._put(self.now[source].without_session())
+            self._enter_again(source)
         return Move(session.id, source, target, session.bytes)
 
     def _put(self, replica: Replica) -> None:
         self.now[replica.name] = replica
         self._ranks[replica.name] = self._rank(replica)
 
+    def _enter_again(self, name: str) -> None:
+        replica = self.now[name]
+        for (model, labels), heap in self._heaps.items():
+            if replica.room and replica.model == model and labels <= replica.labels:
+                heapq.heappush(heap, (self._ranks[name], name))
+
     def room(self, session: Session) -> int:
         """How many places there are for sessions of this kind."""
-        return sum(self.now[name].room for _, name in self._heap(session))
+        return sum(self.now[name].room for name in {name for _, name in self._heap(session)})
 
     def _heap(self, session: Session) -> list[tuple[Rank, str]]:
         kind = session.kind
