@@ -1,15 +1,7 @@
 """`kakeya propose` as a real process, and a `kakeya serve` that has it guess."""
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import threading
-import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,8 +15,7 @@ from kakeya.types import DType, SamplingParams, TokenEvent, WeightFormat
 from kakeya.wire import runtime_pb2 as pb
 from support import serving
 from support.network import Papers
-from support.programs import Run
-from support.untraced import KAKEYA, importing
+from support.programs import Run, process
 
 TINY = ("--window", "60", "--dtype", "float32", "--threads", "1", "--weights", "float32")
 
@@ -32,57 +23,6 @@ TINY = ("--window", "60", "--dtype", "float32", "--threads", "1", "--weights", "
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return serving.write_model(tmp_path_factory.mktemp("model"))
-
-
-class Process:
-    """A running verb, and what it has written to stderr so far."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", importing("grpc.aio") + KAKEYA, *arguments],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ,
-        )
-        self.said = ""
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said += line
-
-    def wait_for(self, pattern: str, seconds: float = 60.0) -> str:
-        deadline = time.monotonic() + seconds
-        while (match := re.search(pattern, self.said)) is None:
-            assert time.monotonic() < deadline, self.said
-            assert self.process.poll() is None, self.said
-            time.sleep(0.02)
-        return match[1]
-
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(30)
-        self._reader.join()
-        return status
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-
-
-@contextmanager
-def process(*arguments: str) -> Iterator[Process]:
-    running = Process(*arguments)
-    try:
-        yield running
-    finally:
-        running.close()
 
 
 def said_by(address: str, count: int = 60) -> tuple[list[int], pb.Done]:

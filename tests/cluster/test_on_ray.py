@@ -3,8 +3,12 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,7 +17,12 @@ from kakeya.cluster.lookup import look_up
 from kakeya.cluster.members import make_secret
 from kakeya.dialing import Retry
 from kakeya.errors import ConfigError, Unavailable
-from support.clustering import FrontHere, alone, front_at
+from kakeya.wire import cluster_pb2 as pb
+from support.clustering import FrontHere, alone, front_at, ray_of_two_nodes
+from support.serving import free_port
+
+if TYPE_CHECKING:
+    from kakeya.cluster.on_ray import RayCluster
 
 ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed: pip install 'kakeya[cluster]'")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -22,12 +31,27 @@ PATIENT = Retry(attempts=4000, first_delay=0.05, longest_delay=0.2)
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    from ray.cluster_utils import Cluster
+    with ray_of_two_nodes() as address:
+        yield address
 
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    nodes.add_node(num_cpus=2)
-    yield nodes.address
-    nodes.shutdown()
+
+@pytest.fixture
+def secret(tmp_path: Path) -> str:
+    return make_secret(tmp_path / "secret")
+
+
+@pytest.fixture
+def cluster(address: str, tmp_path: Path, secret: str) -> Iterator["RayCluster"]:
+    """A cluster without homes."""
+    from kakeya.cluster.on_ray import Group, connected
+
+    with connected(address) as cluster:
+        assert cluster.up(Group("none", 0, ("--shared", str(tmp_path))), secret) == []
+        yield cluster
+        # Who is listed and has no actor is only made up.
+        for home in cluster.view().homes:
+            cluster._ask("remove", home.name)
+        cluster.down()
 
 
 def test_homes_on_ray_die_are_drained_and_come_back(address: str, model: Path, tmp_path: Path) -> None:
@@ -83,3 +107,235 @@ def test_homes_on_ray_die_are_drained_and_come_back(address: str, model: Path, t
         again = {home.name: home for home in cluster.up(group, secret)}
         assert again["h-2"].sessions == 4
         assert cluster.down() == 2
+
+
+def eventually(found: Callable[[], Any], seconds: float = 120.0) -> Any:
+    """What it gives, once that is something."""
+    deadline = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return value
+
+
+def registry() -> Any:
+    return ray.get_actor("registry", "kakeya")
+
+
+def report(home: pb.Home) -> pb.View:
+    return pb.View.FromString(ray.get(registry().report.remote(home.SerializeToString())))
+
+
+def named(cluster: "RayCluster") -> list[str]:
+    return [home.name for home in cluster.view().homes]
+
+
+def test_where_no_ray_is() -> None:
+    from kakeya.cluster.on_ray import connected
+
+    for nobody in ("nowhere", f"127.0.0.1:{free_port()}"):
+        with pytest.raises(Unavailable, match=f"no Ray head answers at {nobody}"), connected(nobody):
+            pass
+
+
+def test_the_list_has_homes_and_proposers() -> None:
+    from kakeya.cluster.on_ray import RegistryActor
+
+    listed = RegistryActor("a-secret")
+    assert listed.secret() == "a-secret"
+    told = listed.report(pb.Home(name="h-1", epoch=2).SerializeToString())
+    assert [home.name for home in pb.View.FromString(told).homes] == ["h-1"]
+    for draining in (True, False):
+        listed.drain("h-1", draining)
+        assert [home.draining for home in pb.View.FromString(listed.view()).homes] == [draining]
+    listed.propose("h", "here:1")
+    assert (listed.proposers("h"), listed.proposers("other")) == (["here:1"], [])
+    listed.remove("h-1")
+    assert pb.View.FromString(listed.view()) == pb.View()
+
+
+def test_a_home_and_its_proposer_outlive_the_list(
+    cluster: "RayCluster",
+    model: Path,
+    tmp_path: Path,
+    secret: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The actors are in this process, and what they keep are processes of their own."""
+    from kakeya.cluster.on_ray import Group, HomeActor, ProposerActor, this_node
+
+    monkeypatch.setenv("KAKEYA_PROPOSER_API_KEY", "")  # which a home's actor sets
+    size = ("--capacity", "2", "--window", "30", "--dtype", "float32", "--threads", "1")
+    arguments = ("--shared", str(tmp_path), "--model", str(model), *size)
+    group = Group("a", 1, arguments, host="127.0.0.1", proposers=1)
+    proposer = ProposerActor(group, secret)
+    try:
+        home = HomeActor("a-1", group, secret)
+        try:
+            (seen,) = cluster.view().homes
+            assert (seen.name, seen.address, seen.node) == ("a-1", home.ready(), this_node())
+            assert home.group() == group
+            pid = home.process()
+            assert pid is not None
+            command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            assert f"remote:{proposer.ready()}" in command
+            assert secret not in command
+            ray.kill(registry())
+            nobody = Group("none", 0, ("--shared", str(tmp_path)))
+            without = {"kakeya.cluster.on_ray", "kakeya.cluster.keeping"}  # both go on
+            eventually(lambda: without <= {record.name for record in caplog.records})
+            cluster.up(nobody, secret)
+            eventually(lambda: named(cluster) == ["a-1"])
+            eventually(lambda: ray.get(registry().proposers.remote("a")) == [proposer.ready()])
+            assert home.process() == pid
+        finally:
+            home.stop()
+    finally:
+        proposer.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_homes_whose_proposers_are_silent_decode_without(
+    cluster: "RayCluster", tmp_path: Path, secret: str
+) -> None:
+    from kakeya.cluster.on_ray import Group, _remote_proposers
+
+    group = Group("a", 1, ("--shared", str(tmp_path)), proposers=1)
+    assert _remote_proposers(group, secret) == []
+    assert _remote_proposers(replace(group, proposers=0), secret) == []
+
+
+def test_a_list_that_is_away_is_waited_for(
+    cluster: "RayCluster", secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kakeya.cluster import on_ray
+
+    pid = ray.get(registry().__ray_call__.remote(lambda actor: os.getpid()))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        monkeypatch.setattr(on_ray, "_ASK_S", 0.3)
+        monkeypatch.setattr(on_ray, "_LIST_AWAY_S", 0.0)
+        with pytest.raises(Unavailable, match="an actor of the cluster cannot be reached"):
+            cluster.secret()
+        monkeypatch.setattr(on_ray, "_LIST_AWAY_S", 120.0)
+        waker = threading.Timer(1.0, os.kill, (pid, signal.SIGCONT))
+        waker.start()
+        assert cluster.secret() == secret
+        waker.join()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    os.kill(pid, signal.SIGKILL)  # as with its node: Ray starts another one, which knows the secret
+    monkeypatch.undo()
+    assert cluster.secret() == secret
+    assert eventually(lambda: ray.get(registry().__ray_call__.remote(lambda actor: os.getpid()))) != pid
+
+
+def test_what_cannot_come_up_is_told(cluster: "RayCluster", tmp_path: Path, secret: str) -> None:
+    from kakeya.cluster.on_ray import Group
+
+    group = Group("a", 1, ("--shared", str(tmp_path), "--nonsense"), host="127.0.0.1")
+    with pytest.raises(ConfigError, match="home a-1 cannot be started: .*status 2"):
+        cluster.up(group, secret)
+    with pytest.raises(ConfigError, match="another cluster, with another secret"):
+        cluster.up(group, "another-secret")
+    with pytest.raises(Unavailable, match="Ray knows of no home 'a-7'"):
+        cluster.process_of("a-7")
+
+
+def test_a_group_has_the_homes_of_its_name_only(tmp_path: Path) -> None:
+    from kakeya.cluster.on_ray import Group, RayCluster
+
+    for stored in ("a-2", "a-12", "a-gpu-1", "b-1"):
+        (tmp_path / "homes" / stored).mkdir(parents=True)
+    assert RayCluster()._names(Group("a", 1, ("--shared", str(tmp_path)))) == ["a-1", "a-2", "a-12"]
+
+
+def test_what_homes_keep_goes_only_where_it_fits(cluster: "RayCluster") -> None:
+    from kakeya.cluster.on_ray import Group, _another_node, this_node
+
+    group = Group("a", 1, ())
+    here, (other,) = this_node(), [node["NodeID"] for node in ray.nodes() if not is_here(node)]
+    assert _another_node(here, group) == other
+    for greedy in (replace(group, cpus=99.0), replace(group, gpus=1.0), replace(group, resources={"x": 1})):
+        with pytest.raises(Unavailable, match=f"no node beside {here} has"):
+            _another_node(here, greedy)
+
+
+def is_here(node: dict[str, Any]) -> bool:
+    from kakeya.cluster.on_ray import this_node
+
+    return str(node["NodeID"]).startswith(this_node())
+
+
+def test_a_home_that_came_back_elsewhere_is_not_ended_by_a_drain(cluster: "RayCluster") -> None:
+    from kakeya.cluster.on_ray import RayCluster
+
+    class Dying(RayCluster):
+        """The home dies when it is looked at, and comes back at another node."""
+
+        def view(self) -> pb.View:
+            seen = super().view()
+            report(pb.Home(name="a-1", node="second", epoch=2))
+            return seen
+
+    report(pb.Home(name="a-1", node="first", epoch=1))
+    drained, moved = Dying().drain("first")
+    assert (drained.sessions, moved) == (0, [])
+    assert [(home.node, home.draining) for home in cluster.view().homes] == [("second", False)]
+
+
+def test_a_full_group_grows_and_an_idle_one_shrinks(
+    cluster: "RayCluster",
+    tmp_path: Path,
+    secret: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from kakeya.cluster import on_ray
+    from kakeya.cluster.placement import Scaling
+    from kakeya.cluster.scaling import Scaler
+
+    class Idle:
+        """An actor in the place of a home's."""
+
+    class Watched(on_ray.RayCluster):
+        drained: list[str]
+
+        def drain(self, node: str, *_: object) -> Any:
+            self.drained = [node]
+
+    monkeypatch.setattr(on_ray, "_SCALE_S", 0.1)
+    # There is no such node: what it starts only waits for one.
+    group = on_ray.Group("a", 1, ("--shared", str(tmp_path)), resources={"gold": 1.0}, most_homes=3)
+    place: dict[str, Any] = {"namespace": "kakeya", "num_cpus": 0}
+    others = [ray.remote(Idle).options(name=f"home:{name}", **place).remote() for name in ("a-1", "a-x-1")]
+    full = pb.Home(name="a-1", node="one", slabs=4, sessions=4, most_sessions=4, epoch=1)
+    report(full)
+    scaler = on_ray.ScalerActor(group, secret)
+    try:
+        assert scaler.ready() == "a"
+        eventually(lambda: "home:a-2" in ray.util.list_named_actors())
+    finally:
+        scaler.stop()
+    assert "home:a-4" not in ray.util.list_named_actors()
+    idle = pb.Home(name="a-2", node="two", slabs=4, free_slabs=4, most_sessions=4, epoch=1)
+    watched = Watched()
+    scaler._scaler = Scaler(Scaling(fewest=1, most=3), calm_s=0.0)
+    report(pb.Home(name="a-1", node="one", slabs=4, free_slabs=3, sessions=1, most_sessions=4, epoch=1))
+    report(idle)
+    scaler._look(watched)
+    assert watched.drained == ["two"]
+    for other in others:
+        ray.kill(other)
+    for name in ("a-1", "a-2"):
+        cluster._ask("remove", name)
+    assert cluster.down() == 0
+    eventually(lambda: "home:a-2" not in ray.util.list_named_actors())
+    ended = on_ray.ScalerActor(group, secret)  # which has nobody to ask, and goes on
+    eventually(lambda: "group a cannot be scaled now: no Kakeya cluster is up" in caplog.text)
+    assert ended._thread.is_alive()
+    ended.stop()
+    cluster.up(replace(group, homes=0, name="b", most_homes=1), secret)
+    assert "scaler:b" in ray.util.list_named_actors()

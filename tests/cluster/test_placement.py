@@ -239,7 +239,7 @@ def test_a_rebalance_moves_the_smallest_snapshots_and_no_more_than_its_share() -
 
 
 def test_a_rebalance_goes_on_to_replicas_that_gave_sessions_away() -> None:
-    """`b` has room for those of `a` only after it has given its own to `c`, which does not take those of `a`."""
+    """`b` has room for those of `a` only after it gave its own to `c`, which does not take those of `a`."""
     gpu, long = GPU, frozenset({"long"})
     replicas = [
         a_replica("a", sessions=10, labels=long),

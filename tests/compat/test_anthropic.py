@@ -30,7 +30,7 @@ def claude(served: Served) -> Iterator[anthropic.Anthropic]:
 
 
 def test_a_conversation_costs_what_is_new(claude: anthropic.Anthropic, model: str) -> None:
-    # Greedy, because a drawn answer may be ids that its own text is not encoded to: then there are more or fewer to count.
+    # Greedy, because a drawn answer may be ids that its own text is not encoded to, and their numbers differ.
     first = claude.messages.create(
         model=model, max_tokens=12, system="Be brief.", messages=HELLO, extra_body=GREEDY
     )

@@ -169,6 +169,19 @@ def front_at(
 
 
 @contextmanager
+def ray_of_two_nodes() -> Iterator[str]:
+    """The address of a Ray on this machine, which takes itself for two."""
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    nodes.add_node(num_cpus=2)
+    try:
+        yield nodes.address
+    finally:
+        nodes.shutdown()
+
+
+@contextmanager
 def town_of(model: Path, shared: Path, *names: str, **settings: object) -> Iterator[Town]:
     """A town with these homes."""
     with ExitStack() as stack:

@@ -1,15 +1,21 @@
 """Programs that tests run: `kakeya` in this process, Python, and Node beside the packages of its clients."""
 
 import asyncio
+import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.untraced import untraced_environment
+from support.untraced import KAKEYA, importing, untraced_environment
 
 TESTS = Path(__file__).parents[1]
 NODE_FOLDER = TESTS / "compat/node"
@@ -33,6 +39,59 @@ class Outcome:
 
 
 Run = Callable[..., Outcome]
+
+
+class Process:
+    """A running verb of `kakeya`, and what it has written to stderr so far."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", importing("grpc.aio") + KAKEYA, *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ,
+        )
+        self.said = ""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said += line
+
+    def wait_for(self, pattern: str, seconds: float = 60.0) -> str:
+        """The first group of a pattern, once the process has said it."""
+        deadline = time.monotonic() + seconds
+        while (match := re.search(pattern, self.said)) is None:
+            assert time.monotonic() < deadline, self.said
+            assert self.process.poll() is None, self.said
+            time.sleep(0.02)
+        return match[1]
+
+    def end(self) -> int:
+        """The exit status, after a gentle signal."""
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(30)
+        self._reader.join()
+        return status
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[Process]:
+    running = Process(*arguments)
+    try:
+        yield running
+    finally:
+        running.close()
 
 
 def run_python(*arguments: str) -> str:

@@ -117,10 +117,11 @@ def up(context: typer.Context, options: UpOptions) -> None:
             "homes talk in plain text at their nodes' addresses: accept that with --insecure, on a network "
             "that you trust, or keep them on one machine with --host 127.0.0.1"
         )
+    resources = dict(map(_resource, options.resource or ()))
     secret = make_secret(options.shared.expanduser().resolve() / "secret")
     screen = Screen()
     with _connected(options.address) as cluster:
-        homes = cluster.up(_group_of(options, context.args), secret, options.timeout_s)
+        homes = cluster.up(_group_of(options, context.args, resources), secret, options.timeout_s)
         _show(screen, homes)
     screen.line(f"{len(homes)} homes serve. Reach them with: kakeya serve --cluster {options.address}")
 
@@ -148,7 +149,7 @@ def down(context: typer.Context, options: StatusOptions) -> None:
     Screen().line(f"{ended} homes have ended. Their sessions are stored.")
 
 
-def _group_of(options: UpOptions, extra: list[str]) -> "Group":
+def _group_of(options: UpOptions, extra: list[str], resources: dict[str, float]) -> "Group":
     from kakeya.cluster.on_ray import Group
 
     shared = options.shared.expanduser().resolve()
@@ -156,7 +157,6 @@ def _group_of(options: UpOptions, extra: list[str]) -> "Group":
     if "--threads" not in extra and options.cpus >= 1:
         arguments += ["--threads", str(int(options.cpus))]
     arguments += ["--insecure"] if options.insecure else []
-    resources = dict(map(_resource, options.resource or ()))
     return Group(
         options.group,
         options.homes,

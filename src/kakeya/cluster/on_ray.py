@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import os
+import socket
 import sys
 import threading
 import time
@@ -37,6 +38,7 @@ _HOME, _PROPOSER, _SCALER = "home:", "proposer:", "scaler:"
 _SCALE_S = 5.0
 _ASK_S = 10.0
 _LIST_AWAY_S = 60.0
+_DIAL_S = 10.0
 _NODE_CHARACTERS = 8
 
 
@@ -164,10 +166,15 @@ class ScalerActor:
         self._group, self._secret = group, secret
         self._scaler = Scaler(Scaling(fewest=group.homes, most=group.most_homes))
         self._over = threading.Event()
-        threading.Thread(target=self._live, name="kakeya-scaler", daemon=True).start()
+        self._thread = threading.Thread(target=self._live, name="kakeya-scaler", daemon=True)
+        self._thread.start()
 
     def ready(self) -> str:
         return self._group.name
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
 
     def _live(self) -> None:
         cluster = RayCluster()
@@ -178,7 +185,7 @@ class ScalerActor:
                 log.warning("group %s cannot be scaled now: %s", self._group.name, error)
 
     def _look(self, cluster: "RayCluster") -> None:
-        names = _names_of(self._group.name, ray.util.list_named_actors())
+        names = [name for name in _names(ray.util.list_named_actors()) if _is_of(self._group, name)]
         homes = [home for home in cluster.view().homes if home.name in names]
         wish = self._scaler.look(homes, starting=len(names) - len(homes))
         free = (f"{self._group.name}-{number}" for number in itertools.count(1))
@@ -192,9 +199,27 @@ class ScalerActor:
             cluster.drain(least)
 
 
-def _names_of(group: str, actors: Sequence[str]) -> list[str]:
-    """The homes of a group that have an actor."""
-    return [name.removeprefix(_HOME) for name in actors if name.startswith(f"{_HOME}{group}-")]
+def _names(actors: Sequence[str]) -> list[str]:
+    """The homes that have an actor."""
+    return [name.removeprefix(_HOME) for name in actors if name.startswith(_HOME)]
+
+
+def _is_of(group: Group, home: str) -> bool:
+    """Whether a home is of a group, and not of another one whose name only begins like it."""
+    name, _, number = home.rpartition("-")
+    return name == group.name and number.isdecimal()
+
+
+def _another_node(not_on: str, group: Group) -> str:
+    """A node of Ray's that could have a home of the group. Raises Unavailable."""
+    needs = {"CPU": group.cpus, "GPU": group.gpus, **group.resources}
+    for node in ray.nodes():
+        there = node["Alive"] and not node["NodeID"].startswith(not_on)
+        if there and all(node["Resources"].get(name, 0.0) >= amount for name, amount in needs.items()):
+            found: str = node["NodeID"]
+            return found
+    told = ", ".join(f"{name} {amount:g}" for name, amount in needs.items() if amount)
+    raise Unavailable(f"no node beside {not_on} has {told} for what its homes keep")
 
 
 def _remote_proposers(group: Group, secret: str) -> list[str]:
@@ -227,7 +252,7 @@ class RayCluster:
         Homes that live already are left alone. Raises ConfigError and Unavailable.
         """
         registry = _remote(RegistryActor, num_cpus=0, name=_REGISTRY).remote(secret)
-        if ray.get(registry.secret.remote(), timeout=timeout_s) != secret:
+        if _answer(registry.secret.remote(), timeout_s) != secret:
             raise ConfigError("another cluster, with another secret, is up on this Ray: end it first")
         proposers = {f"{group.name}-{number}": number for number in range(1, group.proposers + 1)}
         started = {name: self._start_proposer(name, group, secret) for name in proposers}
@@ -237,7 +262,7 @@ class RayCluster:
         self._wait(actors, timeout_s)
         if group.most_homes > group.homes:
             scaler = _remote(ScalerActor, num_cpus=0, name=f"{_SCALER}{group.name}").remote(group, secret)
-            ray.get(scaler.ready.remote(), timeout=timeout_s)
+            _answer(scaler.ready.remote(), timeout_s)
         return [home for home in self.view().homes if home.name in names]
 
     def view(self) -> pb.View:
@@ -273,12 +298,14 @@ class RayCluster:
                 keeps = calls.documents()
             actor = self._actor(home.name)
             group = _answer(actor.group.remote(), _ASK_S)
-            self._end(home.name)
             if keeps:
+                elsewhere = _another_node(node, group)  # before the home ends: there may be none
+                self._end(home.name)
                 moved.append(home.name)
-                self._wait({home.name: self.start(home.name, group, self.secret(), not_on=node)}, 600.0)
+                self._wait({home.name: self.start(home.name, group, self.secret(), elsewhere)}, 600.0)
                 self._ask("drain", home.name, False)
             else:
+                self._end(home.name)
                 self._ask("remove", home.name)
         return drained, moved
 
@@ -290,6 +317,8 @@ class RayCluster:
         homes = list(self.view().homes)
         for home in homes:
             self._end(home.name)
+        for name in _names(ray.util.list_named_actors()):  # Ray has no node with room for them
+            ray.kill(self._actor(name))
         ray.kill(self._registry())
         return len(homes)
 
@@ -298,15 +327,14 @@ class RayCluster:
         pid: int | None = _answer(self._actor(name).process.remote(), _ASK_S)
         return pid
 
-    def start(self, name: str, group: Group, secret: str, not_on: str = "") -> Any:
-        """The actor of a home, which is started unless it lives; the node `not_on` does not get it."""
+    def start(self, name: str, group: Group, secret: str, node: str = "") -> Any:
+        """The actor of a home, which is started unless it lives: on this node of Ray's, or on any."""
         options: dict[str, Any] = {"num_cpus": group.cpus, "scheduling_strategy": "SPREAD"}
         if group.gpus:
             options["num_gpus"] = group.gpus
         if group.resources:
             options["resources"] = group.resources
-        if not_on:
-            node = self._another_node(not_on, group.cpus)
+        if node:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         return _remote(HomeActor, name=_actor_name(name), **options).remote(name, group, secret)
 
@@ -316,20 +344,13 @@ class RayCluster:
         """Those that are wanted, and those that have sessions from before."""
         wanted = [f"{group.name}-{number}" for number in range(1, group.homes + 1)]
         shared = Path(group.arguments[group.arguments.index("--shared") + 1])
-        stored = (path.name for path in (shared / "homes").glob(f"{group.name}-*") if path.is_dir())
-        return sorted({*wanted, *stored}, key=lambda name: (len(name), name))
+        stored = (path.name for path in (shared / "homes").glob("*") if path.is_dir())
+        names = {*wanted, *(name for name in stored if _is_of(group, name))}
+        return sorted(names, key=lambda name: (len(name), name))
 
     def _start_proposer(self, name: str, group: Group, secret: str) -> Any:
         options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "name": f"{_PROPOSER}{name}"}
         return _remote(ProposerActor, **options).remote(group, secret)
-
-    def _another_node(self, not_on: str, cpus: float) -> str:
-        for node in ray.nodes():
-            there = node["Alive"] and not node["NodeID"].startswith(not_on)
-            if there and node["Resources"].get("CPU", 0) >= cpus:
-                found: str = node["NodeID"]
-                return found
-        raise Unavailable(f"no node beside {not_on} has {cpus:g} CPUs for what its homes keep")
 
     def _wait(self, actors: dict[str, Any], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -409,6 +430,7 @@ def _answer(reference: Any, timeout_s: float) -> Any:
 @contextmanager
 def connected(address: str) -> Iterator[RayCluster]:
     """The cluster on the Ray whose head is at `address`. Raises Unavailable when nobody is there."""
+    _dial(address)
     try:
         ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -417,6 +439,17 @@ def connected(address: str) -> Iterator[RayCluster]:
         yield RayCluster()
     finally:
         ray.shutdown()
+
+
+def _dial(address: str) -> None:
+    """Ray itself takes minutes to tell that nobody listens there."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or "/" in host:  # `auto`, and what only Ray understands
+        return
+    try:
+        socket.create_connection((host, int(port)), _DIAL_S).close()
+    except OSError as error:
+        raise Unavailable(f"no Ray head answers at {address}: {error}") from error
 
 
 def _remote(kind: type, **options: Any) -> Any:

@@ -20,7 +20,7 @@ _START_S = 300.0
 _LOOK_S = 1.0
 # It ends with us, however we end: its standard input does.
 _LEASHED = (
-    "import os, signal, threading; "
+    "import os, threading; "
     "leave = lambda: (os.read(0, 1), os._exit(0)); "
     "threading.Thread(target=leave, daemon=True).start(); "
     "from kakeya.cli import main; main()"
@@ -52,22 +52,24 @@ class ProposerKeeper:
 
     def stop(self) -> None:
         self._over.set()
-        self._process.kill()
-        self._process.wait()
-        if self._thread.is_alive():
+        if self._thread.is_alive():  # first: it might start another process
             self._thread.join()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._bury()
 
     def _begin(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-c", _LEASHED, "propose", "--bind", self.address, *self._arguments]
         environment = os.environ | {"KAKEYA_API_KEY": self._secret}
         return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
 
+    def _bury(self) -> None:
+        self._process.kill()
+        self._process.communicate()  # waits for it, and closes its input
+
     def _live(self) -> None:
         while not self._over.wait(_LOOK_S):
             if self._process.poll() is not None:
                 log.error("the proposer ended with status %s and is started again", self._process.returncode)
+                self._bury()
                 self._process = self._begin()
             elif self._serves():
                 self._tell(self.address)
