@@ -1,8 +1,7 @@
 """Facts are asked for in every memory, with the same histories."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,7 @@ from kakeya.bench.recall.reading import (
     right_pages,
     shorten,
 )
-from kakeya.bench.recall.rows import Asked, RecallRow, SearchCost
-from kakeya.bench.stats import Samples
+from kakeya.bench.recall.rows import Asked
 from kakeya.recall.index import Vocabulary
 from kakeya.types import TokenRange
 
@@ -43,6 +41,14 @@ def near_kind(kind: str) -> str:
     return f"{kind}, within the window"
 
 
+@dataclass(frozen=True)
+class Answered:
+    """One trial: its lookup, and for each memory the answer and how many tokens no model read."""
+
+    looked: Looked
+    by_memory: dict[str, tuple[Asked, int]]
+
+
 class Asker:
     """One bench, its two runtimes (bounded and not) and its text."""
 
@@ -52,50 +58,28 @@ class Asker:
         self._encode = partial(tokenizer.encode, special=False)
         self._start = tokenizer.encode("", bos=True)
         self._vocabulary = Vocabulary([tokenizer.text_bytes(each) for each in range(tokenizer.vocab_size)])
-        self.text = self._encode(text)
-        self.filler = Filler(self._encode, text)
-        self._looked: dict[int, list[Looked]] = defaultdict(list)
+        self._filler = Filler(self._encode, text)
 
-    def cell(self, kind: str, distance: int) -> list[RecallRow]:
-        """A row for each memory that can be asked at this distance."""
-        asked: dict[str, list[Asked]] = defaultdict(list)
-        left_out: dict[str, int] = defaultdict(int)
-        for number in range(self._bench.trials):
-            trial = self._trial(kind, distance, number)
-            looked = look(self._vocabulary, trial, self._bench.memory)
-            self._looked[distance].append(looked)
-            for memory, (each, left) in self._answers(trial, looked, f"{kind} {number}", distance):
-                asked[memory].append(each)
-                left_out[memory] += left
-        return [RecallRow(each, kind, distance, tuple(asked[each]), left_out[each]) for each in asked]
+    def ask(self, kind: str, distance: int, number: int) -> Answered:
+        """Put one trial to each memory that can be asked at this distance."""
+        trial = self._trial(kind, distance, number)
+        looked = look(self._vocabulary, trial, self._bench.memory)
+        return Answered(looked, dict(self._answers(trial, looked, f"{kind} {number}", distance)))
 
-    def searches(self) -> tuple[SearchCost, ...]:
-        return tuple(
-            SearchCost(
-                distance,
-                Samples.of(each.seconds for each in looked),
-                max(each.bytes_a_token for each in looked),
-            )
-            for distance, looked in self._looked.items()
-        )
-
-    def within(self) -> list[RecallRow]:
-        """Facts that the window still holds, with a history that has outgrown it."""
-        rows: dict[str, list[Asked]] = defaultdict(list)
-        asked = self._bench.memories_asked
-        ways = [each for each in ((BOUNDED, 0), (WHOLE, self._bench.recall)) if each[0] in asked]
-        for number in range(self._bench.trials if ways else 0):
-            trial = self._trial(material.EIGHT, self._bench.near, number, lead=self._bench.cache.capacity)
-            for memory, recall in ways:
+    def ask_within(self, number: int) -> dict[str, Asked]:
+        """A fact that the window still holds, with a history that has outgrown it."""
+        trial = self._trial(material.EIGHT, self._bench.near, number, lead=self._bench.cache.capacity)
+        asked = {}
+        for memory, recall in ((BOUNDED, 0), (WHOLE, self._bench.recall)):
+            if memory in self._bench.memories_asked:
                 said = answer(self._runtime, trial.history, trial.question, recall=recall)
-                rows[memory].append(Asked(None, trial.telling.is_right(said.text), said.text))
-        kind = near_kind(material.EIGHT)
-        return [RecallRow(memory, kind, self._bench.near, tuple(asked)) for memory, asked in rows.items()]
+                asked[memory] = Asked(None, trial.telling.is_right(said.text), said.text)
+        return asked
 
     def _trial(self, kind: str, distance: int, number: int, lead: int | None = None) -> Trial:
         memory, seed = self._bench.memory, f"{self._bench.seed} {number}"
         lead = memory.pinned + memory.recall if lead is None else lead
-        trial = make_trial(kind, distance, seed, self._encode, self.filler, lead)
+        trial = make_trial(kind, distance, seed, self._encode, self._filler, lead)
         shift = len(self._start)
         sought = tuple(TokenRange(each.start + shift, each.end + shift) for each in trial.sought)
         return replace(trial, history=[*self._start, *trial.history], sought=sought)

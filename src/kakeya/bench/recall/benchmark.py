@@ -14,11 +14,12 @@ import typer
 
 from kakeya.bench.benchmark import Benchmark, Quick, Repeats, Results, Run, numbers
 from kakeya.bench.recall import material
-from kakeya.bench.recall.asking import BOUNDED, MEMORIES, RECALL, WHOLE, Asker, near_kind
+from kakeya.bench.recall.asking import BOUNDED, MEMORIES, RECALL, WHOLE, near_kind
 from kakeya.bench.recall.costs import AGENTS, STREAMS, measure_harm, measure_streams, measure_turns
 from kakeya.bench.recall.material import KINDS
 from kakeya.bench.recall.reading import TAIL, Memory
 from kakeya.bench.recall.rows import Harm, RecallRow, SearchCost, StreamCost, TurnCost, share_of
+from kakeya.bench.recall.trials import trials_of
 from kakeya.bench.report import Gate, at_least, at_most, busy
 from kakeya.bench.stats import ratio
 from kakeya.bench.tables import MIB, MS, Chart, Column, Series, Table
@@ -76,6 +77,7 @@ class RecallBench(Benchmark[RecallResults]):
         "1500,50000,1000000"
     )
     trials: Annotated[int, _what(help="How often each kind is asked for at each distance.")] = 10
+    processes: Annotated[int, _what(help="Processes that trials are spread over, one thread each.")] = 1
     seed: Annotated[int, _what(help="Which facts in which text.")] = 0
     text: Annotated[
         Path | None,
@@ -138,7 +140,7 @@ class RecallBench(Benchmark[RecallResults]):
         return self.window + max(self.recall, TAIL) + PAGE
 
     def check(self, *, picture: bool) -> None:
-        self.require_least(trials=1, passages=1, repeats=1, recall=2 * PAGE, window=2 * PAGE)
+        self.require_least(trials=1, processes=1, passages=1, repeats=1, recall=2 * PAGE, window=2 * PAGE)
         if unknown := [kind for kind in self.kinds_asked if kind not in KINDS]:
             raise ConfigError(f"kinds must be some of {', '.join(KINDS)}, got {unknown[0]!r}")
         if unknown := [each for each in self.memories_asked if each not in MEMORIES]:
@@ -163,32 +165,28 @@ class RecallBench(Benchmark[RecallResults]):
         """A partial report follows each kind at each distance, and each cost."""
         text = self._text()
         results = RecallResults()
-        with self._open(self.cache) as runtime:
-            run.facts["text"] = {
-                "file": "bench/data/galapagos.txt" if self.text is None else self.text.name,
-                "sha256": hashlib.sha256(text.encode()).hexdigest(),
-                "tokens": len(runtime.tokenizer.encode(text, special=False)),
-            }
-            if self.part is not Part.COSTS:
-                results = self._ask(run, runtime, text, results)
-            if self.part is not Part.ANSWERS:
+        run.facts["text"] = {
+            "file": "bench/data/galapagos.txt" if self.text is None else self.text.name,
+            "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        }
+        if self.part is not Part.COSTS:
+            results = self._ask(run, text, results)
+        if self.part is not Part.ANSWERS:
+            with self.open(self.cache) as runtime:
                 results = self._measure_costs(run, runtime, text, results)
         return results
 
-    def _ask(
-        self, run: Run[RecallResults], runtime: "Runtime", text: str, results: RecallResults
-    ) -> RecallResults:
+    def _ask(self, run: Run[RecallResults], text: str, results: RecallResults) -> RecallResults:
         work = run.work(len(self.kinds_asked) * len(self.distances_asked) + 1)
-        with self._open(self._unbounded()) as unbounded:
-            asker = Asker(self, runtime, unbounded, text)
+        with trials_of(self, text) as trials:
             for distance in self.distances_asked:
                 for kind in self.kinds_asked:
                     work.piece(f"{kind}, {distance:,} tokens ago")
-                    results = replace(results, rows=(*results.rows, *asker.cell(kind, distance)))
-                    results = replace(results, searches=asker.searches())
+                    results = replace(results, rows=(*results.rows, *trials.cell(kind, distance)))
+                    results = replace(results, searches=trials.searches())
                     run.checkpoint(results)
             work.piece("within the window")
-            return replace(results, rows=(*results.rows, *asker.within()))
+            return replace(results, rows=(*results.rows, *trials.within()))
 
     def _measure_costs(
         self, run: Run[RecallResults], runtime: "Runtime", text: str, results: RecallResults
@@ -208,16 +206,17 @@ class RecallBench(Benchmark[RecallResults]):
                 results = replace(results, turns=(*results.turns, cost))
                 run.checkpoint(results)
             work.piece("streams beside turns")
-            with self._open(self.cache, STREAMS + 2 * AGENTS) as many:
+            with self.open(self.cache, STREAMS + 2 * AGENTS) as many:
                 streams = measure_streams(many, tokens, self.memory, self.repeats)
         return replace(results, streams=streams)
 
-    def _open(self, cache: CacheConfig, capacity: int = 1) -> "Runtime":
+    def open(self, cache: CacheConfig, capacity: int = 1) -> "Runtime":
         from kakeya.runtime import Runtime
 
         return Runtime.open(self.model, replace(self.config, cache=cache, capacity=capacity))
 
-    def _unbounded(self) -> CacheConfig:
+    @property
+    def unbounded(self) -> CacheConfig:
         """For the distances at which the whole history is computed."""
         return CacheConfig(window=self.full_tokens + self.recall + 64 * 32 + 1024)
 
