@@ -5,6 +5,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,22 @@ def test_a_session_can_be_followed_through_its_lines(open_tiny: OpenTiny, lines:
     assert (ended["level"], ended["logger"]) == ("info", "kakeya.sessions.generating")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", ended["time"])
     assert entries[3]["history_length"] == 6
+
+
+def test_private_marks_of_other_packages_are_left_out(
+    lines: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray, once imported, puts a time stamp on every record of the process."""
+
+    def marked(*arguments: Any, **named: Any) -> logging.LogRecord:
+        record = logging.LogRecord(*arguments, **named)
+        record.__dict__["_ray_timestamp_ns"] = 1
+        return record
+
+    monkeypatch.setattr(logging, "_logRecordFactory", marked)
+    written = lines(log_format="text")
+    logging.getLogger("kakeya").info("it began", extra={"tokens": 3})
+    assert [line.split(" ", 1)[1] for line in written()] == ["INFO kakeya: it began tokens=3"]
 
 
 def test_no_token_is_ever_written(open_tiny: OpenTiny, lines: Configure) -> None:

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1]
 BEHAVIOURS: dict[str, set[str]] = {
     "": {"constrained", "dashboard", "deploy", "examples", "names", "workflows"},
     "bench": set(),
+    "bench/cluster": set(),
     "bench/peers": set(),
     "bench/quality": set(),
     "bench/recall": set(),

@@ -71,7 +71,12 @@ class JsonFormatter(logging.Formatter):
 
 def _facts(record: logging.LogRecord) -> Mapping[str, Any]:
     """What was passed as `extra`; empty ids are left out."""
-    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD and value != ""}
+    return {name: value for name, value in record.__dict__.items() if _is_fact(name) and value != ""}
+
+
+def _is_fact(name: str) -> bool:
+    """Other packages mark every record of the process with private names, as Ray does."""
+    return name not in _STANDARD and not name.startswith("_")
 
 
 def _time(record: logging.LogRecord) -> str:

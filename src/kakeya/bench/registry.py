@@ -22,7 +22,7 @@ _PLACES = {
     "overhead": ("kakeya.bench.overhead", "Overhead"),
     "hibernate": ("kakeya.bench.hibernate", "Hibernate"),
     "crash": ("kakeya.bench.crash", "Crash"),
-    "cluster": ("kakeya.bench.cluster", "ClusterBench"),
+    "cluster": ("kakeya.bench.cluster.benchmark", "ClusterBench"),
     "cluster-simulate": ("kakeya.bench.cluster_simulation", "ClusterSimulation"),
     "fuzz": ("kakeya.bench.fuzz", "Fuzz"),
 }
