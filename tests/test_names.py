@@ -16,7 +16,7 @@ BEHAVIOURS: dict[str, set[str]] = {
     "bridge": set(),
     "cli": set(),
     "client": set(),
-    "cluster": {"dying", "quotas"},
+    "cluster": {"console", "dying", "openai", "quotas"},
     "engine": {"against_oracle", "families_bounded", "numerics", "real_weights"},
     "engine/cpu": set(),
     "engine/mlx": {"opening"},

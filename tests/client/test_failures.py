@@ -93,7 +93,6 @@ async def too_little_time(client: AsyncClient) -> None:
         (bad_temperature, errors.InvalidArgument, StatusCode.INVALID_ARGUMENT),
         (busy, errors.SessionBusy, StatusCode.ABORTED),
         (wrong_length, errors.HistoryMismatch, StatusCode.ABORTED),
-        (no_slab, errors.ResourceExhausted, StatusCode.RESOURCE_EXHAUSTED),
         (wrong_key, errors.Unauthenticated, StatusCode.UNAUTHENTICATED),
         (no_key, errors.Unauthenticated, StatusCode.UNAUTHENTICATED),
         (nobody_listens, errors.Unavailable, StatusCode.UNAVAILABLE),
@@ -111,3 +110,10 @@ def test_every_error_has_its_class_and_status(
     assert type(caught.value) is kind
     assert caught.value.status is status
     assert str(caught.value)
+
+
+@pytest.mark.parametrize("server", ["server"], indirect=True)  # in a cluster sessions sleep
+def test_no_slab_has_its_class_and_status(server: str) -> None:
+    test_every_error_has_its_class_and_status(
+        server, no_slab, errors.ResourceExhausted, StatusCode.RESOURCE_EXHAUSTED
+    )

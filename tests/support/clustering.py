@@ -13,7 +13,7 @@ from kakeya.cluster.homes import Homes, LookUp
 from kakeya.cluster.http_front import ClusterHttp
 from kakeya.cluster.members import prefix_of
 from kakeya.cluster.registry import Registry
-from kakeya.config import Quotas, RuntimeConfig, StateConfig
+from kakeya.config import EngineConfig, Quotas, RuntimeConfig, StateConfig
 from kakeya.errors import KakeyaError
 from kakeya.http_server import HttpServer
 from kakeya.metrics import Metrics
@@ -55,12 +55,19 @@ class HomeHere:
 class Town:
     """Homes that come and go, in one shared directory."""
 
-    def __init__(self, model: Path, shared: Path, quotas: Quotas | None = None, capacity: int = 4) -> None:
+    def __init__(
+        self,
+        model: Path,
+        shared: Path,
+        quotas: Quotas | None = None,
+        capacity: int = 4,
+        engine: EngineConfig = ENGINE,
+    ) -> None:
         self.registry = Registry()
         self.homes: dict[str, HomeHere] = {}
         self._model, self._shared = model, shared
         self._quotas = quotas or Quotas()
-        self._engine = replace(ENGINE, capacity=capacity)
+        self._engine = replace(engine, capacity=capacity)
         self._over = threading.Event()
         self._beating = threading.Thread(target=self._beat, daemon=True)
         self._beating.start()

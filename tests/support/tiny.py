@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 import tokenizers
 import torch
@@ -19,8 +19,6 @@ from kakeya.engine.cpu.backend import CpuBackend, cpu_pool
 from kakeya.engine.cuda.backend import CudaBackend
 from kakeya.engine.cuda.weights import load_weights
 from kakeya.engine.engine import Engine
-from kakeya.engine.mlx.backend import MlxBackend, mlx_pool
-from kakeya.engine.mlx.weights import MlxWeights, load_mlx_weights
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import SlabPool, slab_geometry
@@ -34,6 +32,10 @@ from kakeya.models.loader import load_decoder
 from kakeya.runtime import Runtime
 from kakeya.text import Tokenizer
 from kakeya.types import BackendChoice, DType, Event, KernelChoice, Numerics, TokenizerFiles, WeightFormat
+
+if TYPE_CHECKING:  # a machine with a GPU need not have MLX
+    from kakeya.engine.mlx.backend import MlxBackend
+    from kakeya.engine.mlx.weights import MlxWeights
 
 VOCAB = 61
 LLAMA = {
@@ -198,12 +200,14 @@ def engine_config(sink: int = 2, window: int = 8, spare: int = 4, **changes: obj
     return replace(base, **changes)
 
 
-Model = Decoder | MlxWeights
+Model = Union[Decoder, "MlxWeights"]
 
 
 def load(directory: Path, config: EngineConfig) -> Model:
     """The model as the CPU's or MLX's backend runs it."""
     if config.backend is BackendChoice.MLX:
+        from kakeya.engine.mlx.weights import load_mlx_weights
+
         checkpoint = open_checkpoint(directory)
         return load_mlx_weights(checkpoint, dtype=config.dtype, weights=config.weights)
     return load_decoder(
@@ -215,13 +219,15 @@ def load(directory: Path, config: EngineConfig) -> Model:
     )
 
 
-def make_backend(decoder: Model, config: EngineConfig, fingerprint: str = "tiny") -> CpuBackend | MlxBackend:
-    if isinstance(decoder, MlxWeights):
-        pool = mlx_pool(decoder.config, config)
-        return MlxBackend(decoder, pool, native.load(config.kernels), fingerprint)
-    return CpuBackend(
-        decoder, cpu_pool(decoder, config), config.numerics, native.load(config.kernels), fingerprint
-    )
+def make_backend(
+    decoder: Model, config: EngineConfig, fingerprint: str = "tiny"
+) -> "CpuBackend | MlxBackend":
+    kernels = native.load(config.kernels)
+    if isinstance(decoder, Decoder):
+        return CpuBackend(decoder, cpu_pool(decoder, config), config.numerics, kernels, fingerprint)
+    from kakeya.engine.mlx.backend import MlxBackend, mlx_pool
+
+    return MlxBackend(decoder, mlx_pool(decoder.config, config), kernels, fingerprint)
 
 
 def make_device_backend(

@@ -1,6 +1,7 @@
 """A cluster on this machine: Ray's head and nodes as processes, the homes on them, and a front end."""
 
 import os
+import random
 import signal
 import socket
 import time
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kakeya.bench.cluster.ray_nodes import RayNodes
 from kakeya.bench.cluster.rows import ACTOR, FRONT, NODE
 from kakeya.bench.processes import KAKEYA, ChildProcess, clean_environment, serve_flags
 from kakeya.errors import PeerFailed
@@ -17,14 +19,9 @@ from kakeya.options import EngineOptions, flags
 if TYPE_CHECKING:
     from kakeya.cluster.on_ray import RayCluster
 
-# A node is known to be dead after a few seconds. Ray's own defaults take half a minute.
-_HEALTH = {
-    "health_check_initial_delay_ms": 2000,
-    "health_check_period_ms": 1000,
-    "health_check_timeout_ms": 5000,
-    "health_check_failure_threshold": 4,
-}
 _START_S = 120.0
+# Below those that systems give to outgoing connections.
+_PORTS = 10_000, 30_000
 _DIES_S = 60.0
 # What Ray calls its workers that have nothing to do. They end when they like.
 _IDLE = "ray::IDLE"
@@ -47,9 +44,9 @@ class Fleet:
         self._engine, self._size = engine, size
         self._shared = directory / "shared"
         self._stack, self._joined = ExitStack(), ExitStack()
-        self._head_port, self._port = _free_port(), _free_port()
+        self._port, self._head = _free_port(), ""
         self._front: ChildProcess | None = None
-        self._nodes: list[Any] = []
+        self._nodes: list[str] = []
 
     @property
     def address(self) -> str:
@@ -57,14 +54,10 @@ class Fleet:
         return f"127.0.0.1:{self._port}"
 
     def __enter__(self) -> "Fleet":
-        from ray.cluster_utils import Cluster
-
         from kakeya.cluster.members import make_secret
 
         try:
-            # Its hooks for the end want the main thread, and nodes come from others.
-            self._ray = Cluster(shutdown_at_exit=False)
-            self._stack.callback(self._ray.shutdown)
+            self._ray = self._stack.enter_context(RayNodes(_free_port()))
             self.start_head()
             self._add_nodes()
             self.secret = make_secret(self._shared / "secret")
@@ -101,8 +94,7 @@ class Fleet:
 
     def start_head(self) -> None:
         """Ray's head, always at the same address. It knows of no node."""
-        place = {"num_cpus": 0, "include_dashboard": False, "gcs_server_port": self._head_port}
-        self._ray.add_node(**place, _system_config=_HEALTH)
+        self._head = self._ray.start_head()
 
     def settle(self) -> None:
         """Start the homes that do not live."""
@@ -124,7 +116,7 @@ class Fleet:
         """Raises PeerFailed when it does not come."""
         if self._front is not None:
             self._front.close()
-        serve = ("serve", "--cluster", self._ray.address, "--bind", self.address, "--http", "off")
+        serve = ("serve", "--cluster", self._head, "--bind", self.address, "--http", "off")
         self._front = ChildProcess(["-c", KAKEYA, *serve, "--log-level", "error"], env=clean_environment())
         deadline = time.monotonic() + _START_S
         while "serves a cluster" not in self._front.said():
@@ -143,7 +135,7 @@ class Fleet:
         pid = self.cluster.process_of(home.name)
         assert pid is not None
         if kind == NODE:
-            self._end(next(each for each in self._nodes if each.node_id.startswith(home.node)))
+            self._end(next(each for each in self._nodes if each.startswith(home.node)))
         else:
             os.kill(_parent(pid) if kind == ACTOR else pid, signal.SIGKILL)
         _until_gone(pid)
@@ -158,7 +150,7 @@ class Fleet:
     def kill_head(self) -> None:
         """End Ray's head at once. Who has joined must leave before, or ends with it a minute later."""
         self._joined.close()
-        self._ray.remove_node(self._ray.head_node, allow_graceful=False)
+        self._ray.kill()
 
     def join_next_head(self) -> None:
         """The nodes end what they have of the former head's and join the one that is there now, which starts
@@ -174,19 +166,18 @@ class Fleet:
     def _join(self) -> None:
         from kakeya.cluster.on_ray import connected
 
-        self.cluster: RayCluster = self._joined.enter_context(connected(self._ray.address))
+        self.cluster: RayCluster = self._joined.enter_context(connected(self._head))
 
     def _add_nodes(self) -> None:
         for _ in range(self._size.nodes):
             self._add_node()
 
     def _add_node(self) -> None:
-        """One more node, with room for its own home and for one that had to leave another node."""
-        self._nodes.append(self._ray.add_node(num_cpus=2))
+        self._nodes.append(self._ray.add())
 
-    def _end(self, node: Any) -> None:
+    def _end(self, node: str) -> None:
         self._nodes.remove(node)
-        self._ray.remove_node(node, allow_graceful=False)
+        self._ray.kill(node)
 
 
 def _parent(pid: int) -> int:
@@ -208,6 +199,11 @@ def _until_gone(pid: int) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that no outgoing connection gets.
+
+    Whoever dials a dead server here could otherwise be given that very port, and keep the next one from it.
+    """
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", random.randrange(*_PORTS)))
+            return int(probe.getsockname()[1])
