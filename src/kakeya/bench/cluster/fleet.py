@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kakeya.bench.cluster.ray_nodes import RayNodes
 from kakeya.bench.cluster.rows import ACTOR, FRONT, NODE
 from kakeya.bench.processes import KAKEYA, ChildProcess, clean_environment, serve_flags
-from kakeya.errors import PeerFailed
+from kakeya.errors import PeerFailed, Unavailable
 from kakeya.options import EngineOptions, flags
 
 if TYPE_CHECKING:
@@ -90,6 +90,20 @@ class Fleet:
                     found.append(each.pid)
         return found
 
+    def process_of(self, home: Any) -> int:
+        """The number of a home's process, once its actor tells it. Raises Unavailable when it never does."""
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                pid = self.cluster.process_of(home.name)
+            except Unavailable:
+                if time.monotonic() > deadline:
+                    raise
+                pid = None
+            if pid is not None:
+                return pid
+            time.sleep(0.1)
+
     # What is started.
 
     def start_head(self) -> None:
@@ -132,8 +146,7 @@ class Fleet:
             assert self._front is not None
             self._front.kill()
             return
-        pid = self.cluster.process_of(home.name)
-        assert pid is not None
+        pid = self.process_of(home)
         if kind == NODE:
             self._end(next(each for each in self._nodes if each.startswith(home.node)))
         else:

@@ -54,8 +54,10 @@ class Storm:
                 )
                 for number in range(self._bench.agents)
             ]
-            await self._happen(client)
-            self.told.over.set()
+            try:
+                await self._happen(client)
+            finally:  # or they would go on without an end where something goes wrong
+                self.told.over.set()
             await asyncio.gather(*agents)
             self._twice = await asyncio.to_thread(self._found_twice)
         return self
@@ -144,6 +146,8 @@ class Storm:
         while time.monotonic() < deadline:
             homes = list(self._fleet.cluster.view().homes)
             if len(homes) >= self._bench.nodes and not any(home.silent for home in homes):
+                for home in homes:  # one may serve before its actor has answered Ray
+                    self._fleet.process_of(home)
                 return self._chance.choice(homes)
             time.sleep(0.1)
         raise PeerFailed("the homes of the cluster do not come back")
