@@ -1,6 +1,6 @@
 """Tests of the console that look at it alone, against a front end over two homes.
 
-One is left out: a page that is loaded anew just after a stop does not always show the talk.
+One is left out that failed once in two runs: after a reload the first talk of the list had no messages.
 """
 
 from collections.abc import Iterator
