@@ -14,9 +14,10 @@ from kakeya.bench.processes import serve_flags
 from kakeya.cli.chat import ChatOptions
 from kakeya.cli.command import ENVIRONMENT_PREFIX, command_of, read_file
 from kakeya.cli.generate import GenerateOptions
+from kakeya.cli.serve_options import ServeOptions
 from kakeya.config import CacheConfig, Calling, EngineConfig
 from kakeya.errors import ConfigError
-from kakeya.options import EngineOptions, SamplingOptions, build, flags
+from kakeya.options import EngineOptions, SamplingOptions, TalkOptions, build, flags
 from kakeya.types import BackendChoice, DType, KernelChoice, Numerics, SamplingParams, WeightFormat
 from support.programs import Run
 
@@ -155,3 +156,19 @@ def test_answers_are_greedy_unless_a_verb_says_otherwise() -> None:
     assert ChatOptions().sampling_params() != ChatOptions().sampling_params(), "each draws its own seed"
     with pytest.raises(ConfigError, match="max-tokens must be at least 1, got 0"):
         SamplingOptions(max_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "recall"),
+    [({}, 256), ({"window": 600}, 128), ({"window": 255}, 0), ({"recall": 0}, 0), ({"recall": 64}, 64)],
+)
+def test_conversations_recall_a_quarter_of_their_window(asked: dict[str, int], recall: int) -> None:
+    assert TalkOptions(**asked).engine_config().cache.recall == recall
+    assert TalkOptions(**asked).engine_config(capacity=3).capacity == 3
+    assert EngineOptions(**asked).engine_config().cache.recall == asked.get("recall", 0)
+
+
+def test_nothing_is_recalled_where_clients_say_it_themselves() -> None:
+    assert ServeOptions().engine_config().cache.recall == 256
+    assert ServeOptions(http="off").engine_config().cache.recall == 0
+    assert ServeOptions(http="off", recall=64).engine_config().cache.recall == 64

@@ -6,7 +6,7 @@ the fields. The settings check every value.
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -61,7 +61,7 @@ class ComputeOptions:
     sink: Annotated[int, memory(help="First tokens kept for ever.")] = CacheConfig.sink
     window: Annotated[int, memory(help="Most recent tokens kept.")] = CacheConfig.window
     recall: Annotated[
-        int,
+        int | None,
         memory(
             help="Tokens that left the window and that a turn may see again; 0 is no recall.",
             metavar="TOKENS",
@@ -121,6 +121,32 @@ class EngineOptions(ComputeOptions):
         return Calling(
             self.proposer_api_key, self.proposer_tls_ca, self.proposer_tls_cert, self.proposer_tls_key
         )
+
+
+@dataclass(frozen=True)
+class TalkOptions(EngineOptions):
+    """The same where sessions are conversations of people: what left a window is looked up for them."""
+
+    recall: Annotated[
+        int | None,
+        memory(
+            help="Tokens that left the window and that a turn may see again; 0 is no recall; "
+            "a quarter of the window when left out.",
+            metavar="TOKENS",
+        ),
+    ] = None
+
+    def engine_config(self, capacity: int | None = None) -> EngineConfig:
+        """As above, with the recall that was left out."""
+        config = super().engine_config(capacity)
+        if self.recall is not None:
+            return config
+        return replace(config, cache=replace(config.cache, recall=self._usual_recall(config.cache.window)))
+
+    def _usual_recall(self, window: int) -> int:
+        from kakeya.recall.index import PAGE  # here because it imports numpy, and help should not wait
+
+        return window // 4 // PAGE * PAGE
 
 
 @dataclass(frozen=True)

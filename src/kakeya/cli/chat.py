@@ -14,7 +14,7 @@ def register(app: typer.Typer) -> None:
 
 
 @dataclass(frozen=True)
-class ChatOptions(options.SamplingOptions, options.EngineOptions):
+class ChatOptions(options.SamplingOptions, options.TalkOptions):
     """What `kakeya chat` was asked for: one field per flag."""
 
     system: Annotated[str | None, typer.Option(help="The system message; it is never forgotten.")] = None

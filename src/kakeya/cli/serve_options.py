@@ -12,7 +12,7 @@ from kakeya.cli.grpc_options import GrpcOptions, limits, listening
 from kakeya.cli.memory import DEFAULT_BUDGETS, Budget
 from kakeya.config import EngineConfig, Quotas, RuntimeConfig, StateConfig
 from kakeya.errors import ConfigError
-from kakeya.options import EngineOptions, build, memory
+from kakeya.options import TalkOptions, build, memory
 from kakeya.serving.config import AdmissionConfig, HttpConfig
 from kakeya.types import AdmissionPolicy, BackendChoice, Durability, ShareBeginnings
 
@@ -27,7 +27,7 @@ OFF = "off"
 
 
 @dataclass(frozen=True)
-class ServeOptions(GrpcOptions, EngineOptions):
+class ServeOptions(GrpcOptions, TalkOptions):
     """What `kakeya serve` was asked for: one field per flag."""
 
     prefill_block: Annotated[
@@ -185,6 +185,10 @@ class ServeOptions(GrpcOptions, EngineOptions):
             self.hibernated_ttl_s or None,
             self.encrypt_state,
         )
+
+    def _usual_recall(self, window: int) -> int:
+        """None where only gRPC is served: its clients say themselves what a session recalls."""
+        return 0 if self.http == OFF else super()._usual_recall(window)
 
     def known_beginnings(self) -> "list[KnownBeginning]":
         """What is computed at the start. Raises ConfigError naming the line that is wrong."""

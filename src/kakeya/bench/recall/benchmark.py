@@ -327,11 +327,15 @@ def _recalling_over_plain(streams: Sequence[StreamCost]) -> float | None:
     return ratio(streams[2].p95, streams[1].p95) if streams else None
 
 
+# What gates look at, and so the picture.
+_JUDGED = (material.ONE, material.EIGHT, material.MANY, material.UPDATED, material.PASTED)
+
+
 def _charts(rows: Sequence[RecallRow]) -> list[Chart]:
-    """Right answers by distance: the picture has all kinds of facts with recall, the others one each."""
+    """Right answers by distance: in the picture with recall, of what gates judge; then one for each kind."""
     far = [row for row in rows if not row.kind.endswith("within the window")]
     kinds = list(dict.fromkeys(row.kind for row in far))
-    recalled = [row for row in far if row.memory == RECALL]
+    recalled = [row for row in far if row.memory == RECALL and row.kind in _JUDGED]
     plain = [row for row in far if row.memory == BOUNDED and row.kind == kinds[0]]
     charts = [_chart("Right answers with recall", [*recalled, *plain], _kind_or_memory, picture=True)]
     charts += [_chart(f"Right answers: {kind}", [row for row in far if row.kind == kind]) for kind in kinds]

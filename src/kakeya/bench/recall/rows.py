@@ -45,7 +45,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Asked:
-    """One trial: whether the facts were brought back (None where nothing was), and the answer."""
+    """One trial: whether the facts were brought back (None where nothing was), and the answer, unless it is
+    one of too many to keep."""
 
     found: bool | None
     right: bool

@@ -2,7 +2,7 @@
 
 import multiprocessing
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,6 +18,10 @@ from kakeya.bench.stats import Samples
 
 if TYPE_CHECKING:
     from kakeya.bench.recall.benchmark import RecallBench
+
+
+# Of each row the report keeps so many answers as text.
+_ANSWERS_KEPT = 10
 
 
 class Asks(Protocol):
@@ -44,7 +48,7 @@ class Trials:
             for memory, (each, left) in answered.by_memory.items():
                 asked[memory].append(each)
                 left_out[memory] += left
-        return [RecallRow(each, kind, distance, tuple(asked[each]), left_out[each]) for each in asked]
+        return [RecallRow(each, kind, distance, _short(asked[each]), left_out[each]) for each in asked]
 
     def within(self) -> list[RecallRow]:
         """Facts that the window still holds."""
@@ -53,7 +57,7 @@ class Trials:
             for memory, asked in answered.items():
                 rows[memory].append(asked)
         kind = near_kind(material.EIGHT)
-        return [RecallRow(memory, kind, self._near, tuple(asked)) for memory, asked in rows.items()]
+        return [RecallRow(memory, kind, self._near, _short(asked)) for memory, asked in rows.items()]
 
     def searches(self) -> tuple[SearchCost, ...]:
         return tuple(
@@ -64,6 +68,10 @@ class Trials:
             )
             for distance, looked in self._looked.items()
         )
+
+
+def _short(asked: Sequence[Asked]) -> tuple[Asked, ...]:
+    return (*asked[:_ANSWERS_KEPT], *(replace(each, answer="") for each in asked[_ANSWERS_KEPT:]))
 
 
 @contextmanager
