@@ -15,6 +15,7 @@ from kakeya.bench.stats import Samples
 from kakeya.bench.tables import Chart, Table
 from kakeya.engine.proposer import DraftRequest
 from kakeya.errors import ConfigError
+from kakeya.types import Numerics
 
 
 def gain(acceptance: float, blocks: float, as_it_pays: float = 1.0, **changes: Any) -> Gain:
@@ -94,6 +95,11 @@ def test_a_shape_that_nobody_knows_is_refused_before_anything_is_fetched() -> No
     assert curve.model_to_fetch is None
     with pytest.raises(ConfigError, match="shape must be one of qwen3-8b, .* got 'round'"):
         curve.check(picture=False)
+
+
+def test_what_is_foretold_is_computed_exactly_unless_told() -> None:
+    assert Speculation(acceptances="1").presets()["numerics"] is Numerics.EXACT
+    assert "numerics" not in Speculation().presets()
 
 
 def test_a_run_over_random_weights(tiny: dict[str, Any], measure: Callable[..., Any]) -> None:

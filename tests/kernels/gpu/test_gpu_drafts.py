@@ -49,6 +49,8 @@ def test_padding_alone_attends_to_nothing(bench: Bench) -> None:
 def test_a_few_rows_are_normed_gated_and_added(bench: Bench, rows: int) -> None:
     hidden, norm, inner = bench.floats(rows, 64), bench.floats(64), 40
     gate_up, down = bench.element(2 * inner, 64), bench.element(64, 128)
+    if bench.device.type == "cuda" and not bench.kernels.fuses_rows(rows, gate_up):
+        pytest.skip("several rows of this type are not computed so on a device")
     gated, expected = bench.unset(rows, inner), functional.rms_norm(hidden, (64,), norm, 1e-6)
     gate, up = functional.linear(expected.float(), gate_up.float()).chunk(2, 1)
     bench.kernels.gemv(hidden, gate_up, gated, norm=norm, eps=1e-6, gate="silu")
