@@ -1,7 +1,10 @@
 """HTTP through a front end: the same answers as a server's own, from the home that has them."""
 
+import json
+import logging
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -95,6 +98,43 @@ def test_what_belongs_to_all_homes_is_put_together(http: httpx.Client) -> None:
     assert metrics.count("# TYPE kakeya_sessions ") == 1
     for path in ("/readyz", "/healthz", "/health", "/ping", "/", "/version", "/openapi.json"):
         assert http.get(path).status_code == 200, path
+
+
+def test_a_model_is_described_as_the_list_has_it(http: httpx.Client) -> None:
+    (listed,) = http.get("/v1/models").json()["data"]
+    assert http.get("/v1/models/tiny").json() == listed
+    unknown = http.get("/v1/models/some/other")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+    assert http.delete("/v1/models/tiny").status_code == 405
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_leaves_ends_its_work_at_the_home_and_is_no_error(
+    front: FrontHere, town: Town, caplog: pytest.LogCaptureFixture, streams: bool
+) -> None:
+    body = {"model": "tiny", "input": "go on", "max_output_tokens": 100_000, "stream": streams}
+    host, _, port = front.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as client:
+        sent = json.dumps(body).encode()
+        head = f"POST /v1/responses HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent)
+        if streams:
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+        eventually(lambda: working(town) == 1)
+    eventually(lambda: working(town) == 0)
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+def working(town: Town) -> int:
+    """How many generates run, anywhere."""
+    return sum(used.requests for home in town.homes.values() for used in home.runtime.usage().values())
+
+
+def eventually(found: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10.0
+    while not found():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_wrong_requests_are_refused_as_a_server_does(http: httpx.Client) -> None:

@@ -8,15 +8,14 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import httpx
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -43,6 +42,7 @@ _TIMEOUT = httpx.Timeout(None, connect=5.0)
 _TRIES = 5
 # Of a list, as the API has it.
 _MOST_LISTED = 100
+_MODEL = "/v1/models/"
 _CHATS = ("/v1/chat/completions", "/v1/messages", "/v1/completions")
 
 
@@ -99,8 +99,8 @@ class Proxy:
         if scope["type"] != "http":
             raise RuntimeError(f"a front end does not serve {scope['type']}")
         request = Request(scope, receive)
-        merged = self._merged.get(scope["path"])
-        if merged is not None and (request.method in ("GET", "HEAD") or scope["path"] == "/ping"):
+        merged = self._merged_for(request)
+        if merged is not None:
             answer = await merged(request)
             await answer(scope, receive, send)
             return
@@ -109,14 +109,19 @@ class Proxy:
         leaving = asyncio.create_task(_left(receive))
         try:
             await asyncio.wait((passing, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not passing.done():
-                raise ClientDisconnect
-            passing.result()
-        finally:
+            if passing.done():
+                passing.result()
+        finally:  # of a client that has gone, the work at the home ends with the connection to it
             for task in (passing, leaving):
                 task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await passing
+            await asyncio.gather(passing, leaving, return_exceptions=True)
+
+    def _merged_for(self, request: Request) -> Callable[[Request], Awaitable[Response]] | None:
+        """What puts the answer together from all homes; None where one home has it."""
+        path: str = request.scope["path"]
+        if request.method == "GET" and path.startswith(_MODEL):
+            return self._model
+        return self._merged.get(path) if request.method in ("GET", "HEAD") or path == "/ping" else None
 
     async def _pass(self, request: Request, body: bytes, send: Send) -> None:
         homes = self._ready()
@@ -199,14 +204,14 @@ class Proxy:
         return JSONResponse({"status": "ready" if request.url.path == "/readyz" else "ok"})
 
     async def _models(self, request: Request) -> Response:
-        """One of each model, with the sessions of all its homes."""
-        merged: dict[str, Any] = {}
-        for each in await self._all(request):
-            for model in each["data"]:
-                known = merged.setdefault(model["id"], model)
-                if known is not model:
-                    known["capacity"] += model["capacity"]
-        return JSONResponse({"object": "list", "data": list(merged.values())})
+        found = await self._all(request)
+        merged = _merged_models(model for listed in found for model in listed["data"])
+        return JSONResponse({"object": "list", "data": merged})
+
+    async def _model(self, request: Request) -> Response:
+        """One model as the list has it."""
+        self._ready().serving(request.scope["path"].removeprefix(_MODEL))
+        return JSONResponse(_merged_models(await self._all(request))[0])
 
     async def _conversations(self, request: Request) -> Response:
         """All homes' conversations, newest first."""
@@ -350,6 +355,16 @@ def _beginning(owner: str, asked: Mapping[str, Any]) -> bytes:
         said = messages[:until]
     told = json.dumps([owner, asked.get("model"), asked.get("system"), said], sort_keys=True)
     return hashlib.sha256(told.encode()).digest()
+
+
+def _merged_models(models: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One of each model, with the sessions of all its homes."""
+    merged: dict[str, dict[str, Any]] = {}
+    for model in models:
+        known = merged.setdefault(model["id"], model)
+        if known is not model:
+            known["capacity"] += model["capacity"]
+    return list(merged.values())
 
 
 def _add(total: dict[str, Any], facts: Mapping[str, Any]) -> None:
