@@ -1,6 +1,7 @@
 """The asynchronous client against a real server: attaching, listing, the server's own facts, closing."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -66,13 +67,31 @@ def test_server_info(server: str) -> None:
 def test_a_closed_client_says_so(server: str) -> None:
     async def scenario() -> None:
         client = AsyncClient(server, api_key=KEY)
-        await client.server_info()
+        session = await client.create_session()
         await client.close()
         await client.close()
-        with pytest.raises(errors.Unavailable, match="closed"):
-            await client.server_info()
+        for call in (client.server_info, session.info, session.export, session.generate(1).__anext__):
+            with pytest.raises(RuntimeError, match="this client is closed"):
+                await call()
 
     asyncio.run(scenario())
+
+
+def test_whoever_asks_a_closed_client_for_ever_keeps_nobody_waiting() -> None:
+    async def scenario() -> None:
+        client = AsyncClient("127.0.0.1:1")
+        await client.close()
+
+        async def ask_for_ever() -> None:
+            while True:
+                with suppress(Exception):
+                    await client.create_session()
+
+        asking = asyncio.create_task(ask_for_ever())
+        await asyncio.sleep(0.01)
+        asking.cancel()
+
+    asyncio.run(asyncio.wait_for(scenario(), 5.0))
 
 
 def test_closing_ends_the_calls_that_run(server: str) -> None:

@@ -292,6 +292,24 @@ def test_closing_ends_a_call_that_waits(server: str) -> None:
     drive(server, scenario)
 
 
+@pytest.mark.parametrize("call", ["GetServerInfo", "Generate"])
+def test_closing_ends_a_pause_between_two_tries(server: str, call: str) -> None:
+    async def scenario(client: AsyncClient, proxy: FaultyProxy) -> None:
+        session = await prompted(client)
+        proxy.plan(call, Refuse(), Refuse())
+        calls = {"GetServerInfo": client.server_info, "Generate": session.generate(5).__anext__}
+        waiting = asyncio.ensure_future(calls[call]())
+        while call not in proxy.names():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)  # the refusal has come, and the next try would be in half a minute
+        await client.close()
+        with pytest.raises(errors.Unavailable, match="closed during the call"):
+            await asyncio.wait_for(waiting, 5.0)
+        assert proxy.names().count(call) == 1
+
+    drive(server, scenario, Retry(attempts=3, first_delay=60.0, longest_delay=60.0))
+
+
 def test_a_cancelled_task_is_cancelled(server: str) -> None:
     async def scenario(client: AsyncClient, proxy: FaultyProxy) -> None:
         proxy.plan("GetServerInfo", Hang())

@@ -3,7 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -19,11 +20,15 @@ from kakeya.wire import runtime_pb2_grpc
 class Attempts:
     """Counts the tries of one call and pauses between them. All must be over after `timeout` seconds.
 
-    `after_a_break` is whether one ended without telling what the server did.
+    `after_a_break` is whether one ended without telling what the server did. `pause` waits so many seconds,
+    or raises when there will be no other try.
     """
 
-    def __init__(self, retry: Retry, timeout: float | None) -> None:
+    def __init__(
+        self, retry: Retry, timeout: float | None, pause: Callable[[float], Awaitable[None]] | None = None
+    ) -> None:
         self._retry = retry
+        self._pause = pause or asyncio.sleep
         self._end = None if timeout is None else time.monotonic() + timeout
         self._failed = 0
         self.after_a_break = False
@@ -50,7 +55,7 @@ class Attempts:
         left = self.time_left()
         if self._failed >= self._retry.attempts or (left is not None and delay >= left):
             raise error
-        await asyncio.sleep(delay)
+        await self._pause(delay)
 
     def _delay(self) -> float:
         longest = min(self._retry.longest_delay, self._retry.first_delay * 2.0 ** (self._failed - 1))
@@ -76,21 +81,21 @@ class Connection:
         self._retry = retry
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
-        self._closed = False
+        self._closed = asyncio.Event()
         self.metadata = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
 
-    @property
-    def stub(self) -> Any:
-        """The calls. Raises Unavailable once closed."""
-        if self._closed:
-            raise Unavailable("this client is closed")
+    async def opened(self) -> Any:
+        """The calls. Raises RuntimeError once closed. Who gets Unavailable tries again, and here in vain."""
+        if self._closed.is_set():
+            await asyncio.sleep(0)  # who tries again all the same lets others go on
+            raise RuntimeError("this client is closed: make a new one")
         if self._channel is None:
             self._channel = self._open()
             self._stub = runtime_pb2_grpc.RuntimeServiceStub(self._channel)
         return self._stub
 
     def attempts(self, timeout: float | None) -> Attempts:
-        return Attempts(self._retry, timeout)
+        return Attempts(self._retry, timeout, self._pause)
 
     async def call(
         self,
@@ -104,7 +109,7 @@ class Connection:
 
         Only for what may be repeated: reads, and calls with a request id. Raises the error the server meant.
         """
-        method, attempts = getattr(self.stub, name), attempts or self.attempts(self.timeout)
+        method, attempts = getattr(await self.opened(), name), attempts or self.attempts(self.timeout)
         while True:
             try:
                 return await method(request, timeout=attempts.time_left(), metadata=self.metadata)
@@ -117,15 +122,21 @@ class Connection:
     def raise_if_closed(self) -> None:
         """Tell a call that `close` ended from one whose task was cancelled. Raises Unavailable."""
         task = asyncio.current_task()
-        if self._closed and (task is None or task.cancelling() == 0):
+        if self._closed.is_set() and (task is None or task.cancelling() == 0):
             raise Unavailable("this client was closed during the call")
 
     async def close(self) -> None:
         """Close the channel; running calls end. May be called again."""
-        self._closed = True
+        self._closed.set()
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait before the next try. Raises Unavailable when the client is closed meanwhile."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), seconds)
+        self.raise_if_closed()
 
     def _open(self) -> grpc.aio.Channel:
         if self._credentials is None:

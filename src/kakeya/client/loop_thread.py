@@ -6,8 +6,6 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, ClassVar, TypeVar
 
-from kakeya.errors import Unavailable
-
 T = TypeVar("T")
 
 
@@ -50,11 +48,11 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do the work on the loop and wait for its outcome. An interrupt of the waiting cancels the work.
 
-        Raises Unavailable when the thread has ended.
+        Raises RuntimeError when the thread has ended.
         """
         if self._loop.is_closed():
             work.close()
-            raise Unavailable("this client is closed")
+            raise RuntimeError("this client is closed: make a new one")
         outcome = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return outcome.result()

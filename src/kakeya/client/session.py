@@ -161,7 +161,8 @@ class AsyncSession:
         """The session's whole state as a file, for `import_session` of any server with the same model."""
         attempts = self._connection.attempts(self._connection.timeout)
         while True:
-            call = self._connection.stub.ExportSession(
+            stub = await self._connection.opened()
+            call = stub.ExportSession(
                 pb.ExportSessionRequest(session_id=self._session_id),
                 timeout=attempts.time_left(),
                 metadata=self._connection.metadata,

@@ -87,7 +87,8 @@ class Generation:
             # Nothing came yet, and asking again could start work that is no longer wanted.
             self.result = self._earlier or _NEVER_SENT
             return
-        self._call = self._connection.stub.Generate(
+        stub = await self._connection.opened()
+        self._call = stub.Generate(
             self.request, timeout=attempts.time_left(), metadata=self._connection.metadata
         )
         seen, done = 0, None

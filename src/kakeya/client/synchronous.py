@@ -10,7 +10,6 @@ from kakeya.client.settings import GenerateOptions
 from kakeya.client.stream import AsyncStream
 from kakeya.client.values import GenerateResult, ServerInfo, SessionInfo, Token
 from kakeya.dialing import TLS, Keepalive, Retry
-from kakeya.errors import Unavailable
 from kakeya.types import TokenRange
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ class Client:
 
     def _loop(self) -> LoopThread:
         if self._thread is None:
-            raise Unavailable("this client is closed")
+            raise RuntimeError("this client is closed: make a new one")
         return self._thread
 
 
