@@ -216,10 +216,10 @@ def test_a_list_that_is_away_is_waited_for(
     os.kill(pid, signal.SIGSTOP)
     try:
         monkeypatch.setattr(on_ray, "_ASK_S", 0.3)
-        monkeypatch.setattr(on_ray, "_LIST_AWAY_S", 0.0)
+        monkeypatch.setattr(on_ray, "_AWAY_S", 0.0)
         with pytest.raises(Unavailable, match="an actor of the cluster cannot be reached"):
             cluster.secret()
-        monkeypatch.setattr(on_ray, "_LIST_AWAY_S", 120.0)
+        monkeypatch.setattr(on_ray, "_AWAY_S", 120.0)
         waker = threading.Timer(1.0, os.kill, (pid, signal.SIGCONT))
         waker.start()
         assert cluster.secret() == secret
@@ -230,6 +230,33 @@ def test_a_list_that_is_away_is_waited_for(
     monkeypatch.undo()
     assert cluster.secret() == secret
     assert eventually(lambda: ray.get(registry().__ray_call__.remote(lambda actor: os.getpid()))) != pid
+
+
+def test_a_home_that_ray_is_still_starting_again_is_waited_for(
+    cluster: "RayCluster", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kakeya.cluster import on_ray
+
+    class Slow:
+        """In the place of a home's actor, which Ray has back after a while."""
+
+        def __init__(self) -> None:
+            time.sleep(1.0)
+
+        def process(self) -> int:
+            return os.getpid()
+
+    actor = on_ray._remote(Slow, name="home:a-1", num_cpus=0).remote()
+    pid = cluster.process_of("a-1")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert cluster.process_of("a-1") != pid
+    monkeypatch.setattr(on_ray, "_AWAY_S", 0.0)
+    os.kill(cluster.process_of("a-1") or 0, signal.SIGKILL)
+    with pytest.raises(Unavailable, match="an actor of the cluster cannot be reached"):
+        cluster.process_of("a-1")
+    ray.kill(actor)
+    cluster._until_gone("a-1")
 
 
 def test_what_cannot_come_up_is_told(cluster: "RayCluster", tmp_path: Path, secret: str) -> None:

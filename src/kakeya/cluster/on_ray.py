@@ -37,7 +37,8 @@ _REGISTRY = "registry"
 _HOME, _PROPOSER, _SCALER = "home:", "proposer:", "scaler:"
 _SCALE_S = 5.0
 _ASK_S = 10.0
-_LIST_AWAY_S = 60.0
+_AWAY_S = 60.0
+_END_S = 120.0
 _DIAL_S = 10.0
 _NODE_CHARACTERS = 8
 
@@ -296,8 +297,7 @@ class RayCluster:
                 continue
             with HomeCalls(home.address, self.secret()) as calls:
                 keeps = calls.documents()
-            actor = self._actor(home.name)
-            group = _answer(actor.group.remote(), _ASK_S)
+            group = self._ask_home(home.name, "group")
             if keeps:
                 elsewhere = _another_node(node, group)  # before the home ends: there may be none
                 self._end(home.name)
@@ -324,7 +324,7 @@ class RayCluster:
 
     def process_of(self, name: str) -> int | None:
         """The number of a home's process on its node."""
-        pid: int | None = _answer(self._actor(name).process.remote(), _ASK_S)
+        pid: int | None = self._ask_home(name, "process")
         return pid
 
     def start(self, name: str, group: Group, secret: str, node: str = "") -> Any:
@@ -375,9 +375,8 @@ class RayCluster:
         return found
 
     def _end(self, name: str) -> None:
-        actor = self._actor(name)
-        _answer(actor.stop.remote(), 120.0)
-        ray.kill(actor)
+        self._ask_home(name, "stop", timeout_s=_END_S)
+        ray.kill(self._actor(name))
         self._until_gone(name)
 
     def _until_gone(self, name: str) -> None:
@@ -405,14 +404,11 @@ class RayCluster:
 
     def _ask(self, call: str, *arguments: object) -> Any:
         """What the list says. If its node has died, Ray brings it back at another one: it is waited for."""
-        deadline = time.monotonic() + _LIST_AWAY_S
-        while True:
-            try:
-                return _answer(getattr(self._registry(), call).remote(*arguments), _ASK_S)
-            except _Away:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
+        return _waited_for(lambda: _answer(getattr(self._registry(), call).remote(*arguments), _ASK_S))
+
+    def _ask_home(self, name: str, call: str, timeout_s: float = _ASK_S) -> Any:
+        """What a home's actor says. Its home may serve before Ray knows that it is back: it is waited for."""
+        return _waited_for(lambda: _answer(getattr(self._actor(name), call).remote(), timeout_s))
 
 
 class _Away(Unavailable):
@@ -425,6 +421,18 @@ def _answer(reference: Any, timeout_s: float) -> Any:
         return ray.get(reference, timeout=timeout_s)
     except ray.exceptions.RayError as error:
         raise _Away(f"an actor of the cluster cannot be reached: {error}") from error
+
+
+def _waited_for(ask: Callable[[], Any]) -> Any:
+    """The answer of an actor that may be on its way back. Raises Unavailable when it is not there in time."""
+    deadline = time.monotonic() + _AWAY_S
+    while True:
+        try:
+            return ask()
+        except _Away:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 @contextmanager
