@@ -79,7 +79,7 @@ def test_a_home_that_does_not_answer_may_have_a_session(
     front: FrontHere, town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that moved, and whose first home does not remember where to."""
-    with Client(front.address, retry=Retry(attempts=1)) as client:
+    with Client(front.address, retry=Retry(attempts=4)) as client:
         session = client.create_session(ignore_eos=True)
         session.append([3, 5, 7])
         (maker, *_), others = session.session_id, {home.name: home for home in town.beat().homes}
@@ -112,7 +112,7 @@ def test_a_home_that_does_not_answer_may_have_a_session(
 
 def test_a_new_list_has_not_heard_of_every_home(front: FrontHere, town: Town) -> None:
     """After the death of the list: homes come back one after another, and no session is told to be gone."""
-    with Client(front.address, retry=Retry(attempts=1)) as client:
+    with Client(front.address, retry=Retry(attempts=4)) as client:
         session = client.create_session(ignore_eos=True)
         session.append([3, 5, 7])
         name = session.session_id[0]

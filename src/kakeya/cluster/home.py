@@ -60,6 +60,7 @@ class HomeService(cluster_pb2_grpc.HomeServiceServicer):
         self.looks, self._workers = Workers(2), Workers(8)
         self._admission = admission
         self._homes: dict[str, pb.Home] = {}
+        self._list = ""
         self._spent: dict[tuple[str, int, str], int] = {}
         self._moving: set[str] = set()
         self._moved = Whereabouts()
@@ -67,6 +68,7 @@ class HomeService(cluster_pb2_grpc.HomeServiceServicer):
     async def Beat(self, request: pb.BeatRequest, context: Context) -> pb.BeatResponse:
         async with self._called(context) as runtime:
             self._homes = {home.name: home for home in request.view.homes}
+            self._list = request.view.list
             runtime.count_elsewhere(self._used_elsewhere())
             return pb.BeatResponse(home=await self.looks.call(self._describe, runtime))
 
@@ -74,7 +76,7 @@ class HomeService(cluster_pb2_grpc.HomeServiceServicer):
         async with self._called(context) as runtime:
             me = await self.looks.call(self._describe, runtime)
             others = [home for name, home in self._homes.items() if name != me.name]
-            return pb.GetViewResponse(view=pb.View(homes=[me, *others]))
+            return pb.GetViewResponse(view=pb.View(homes=[me, *others], list=self._list))
 
     async def ListMovable(self, request: pb.ListMovableRequest, context: Context) -> pb.ListMovableResponse:
         async with self._called(context) as runtime:

@@ -37,6 +37,8 @@ _PROBE_EVERY_S = 0.1
 # Asking the head takes a process of its own.
 _ASK_HEAD_EVERY_S = 2.0
 HOLD_S = 60.0
+# A home that a new list of homes has not heard of is waited for as long as a cluster takes to come up again.
+_FORGET_S = 600.0
 
 # Finds addresses of homes when none that is known answers.
 LookUp = Callable[[], Awaitable[Sequence[str]]]
@@ -74,6 +76,7 @@ class Homes:
         self._asked_head = 0.0
         self._links: dict[str, Link] = {}
         self._places: dict[str, Replica] = {}
+        self._listed: dict[str, tuple[str, float]] = {}
         self._where = Whereabouts()
         self._made = Whereabouts(2**16)
         self._looking: asyncio.Task[None] | None = None
@@ -178,18 +181,40 @@ class Homes:
         return await self.locate(session_id, "") or self.any_home()  # who says that there is no such session
 
     async def locate(self, session_id: str, not_at: str) -> str:
-        """Where a session is that is not where it was looked for; empty where nobody has it."""
+        """Where a session is that is not where it was looked for; empty where nobody has it.
+
+        Raises Unavailable when a home that might have it does not answer.
+        """
         found = await self._asked(not_at, session_id) if not_at in self.homes else None
         name = found.moved_to if found is not None else ""
         if not name or name not in self.homes:
-            await self.refresh()
-            others = [other for other in self.homes if other != not_at]
-            answers = await asyncio.gather(*(self._asked(other, session_id) for other in others))
-            here = [other for other, each in zip(others, answers, strict=True) if each and each.here]
-            name = here[0] if here else ""
+            name = await self._search(session_id, not_at)
         if name:
             self._where.put(session_id, name)
         return name
+
+    async def _search(self, session_id: str, not_at: str) -> str:
+        """Ask everybody else, until one has it or all have said that they do not."""
+        deadline = time.monotonic() + self.hold_s
+        while True:
+            await self.refresh()
+            others = [other for other in self.homes if other != not_at]
+            found = await asyncio.gather(*(self._asked(other, session_id) for other in others))
+            answers = dict(zip(others, found, strict=True))
+            # It may have come to a home after that one was asked, and left another before that one was.
+            for name in {answer.moved_to for answer in found if answer is not None} & self.homes.keys():
+                answers[name] = await self._asked(name, session_id)
+            here = [name for name, answer in answers.items() if answer is not None and answer.here]
+            if here:
+                return here[0]
+            mute = [name for name, answer in answers.items() if answer is None]
+            if not mute:
+                return ""
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"session {session_id!r} may be at {mute[0]!r}, which does not answer: try again later"
+                )
+            await asyncio.sleep(_PROBE_EVERY_S)
 
     async def reach(self, *names: str) -> Link:
         """The connection to the first of these homes that answers, once one does. Raises Unavailable when
@@ -257,8 +282,13 @@ class Homes:
             link.is_suspect = True
             return False
         link.is_suspect = False
-        await self._learn(answer.view.homes)
+        await self._learn(answer.view)
         return True
+
+    def _may_come_back(self, name: str, asked: str, now: float) -> bool:
+        """Whether a list does not have a home because it is new, after the death of the last one."""
+        listed, at = self._listed[name]
+        return asked != listed and now - at < _FORGET_S
 
     async def _ask_stranger(self, address: str) -> bool:
         stranger = Link(pb.Home(address=address))
@@ -267,12 +297,17 @@ class Homes:
         finally:
             await stranger.close()
 
-    async def _learn(self, homes: Iterable[pb.Home]) -> None:
+    async def _learn(self, view: pb.View) -> None:
         """A home under a lower epoch than is known was followed by another, and does not know it yet."""
-        told = newest(homes)
+        told = newest(view.homes)
+        now = time.monotonic()
+        self._listed |= dict.fromkeys(told, (view.list, now))
         for name, home in self.homes.items():
-            if name in told and told[name].epoch < home.epoch:
+            if name not in told and self._may_come_back(name, view.list, now):
+                told[name] = _silent(home)
+            elif name in told and told[name].epoch < home.epoch:
                 told[name] = home
+        self._listed = {name: self._listed[name] for name in told}
         self.homes = told
         self._places = {name: replica_of(home) for name, home in told.items() if not home.silent}
         for name, home in told.items():
@@ -301,6 +336,13 @@ class Homes:
 def ranked(key: bytes, names: Iterable[str]) -> list[str]:
     """Rendezvous hashing: whoever comes or goes, the order of the others stays."""
     return sorted(names, key=lambda name: hashlib.sha256(name.encode() + b"\0" + key).digest())
+
+
+def _silent(home: pb.Home) -> pb.Home:
+    silent = pb.Home()
+    silent.CopyFrom(home)
+    silent.silent = True
+    return silent
 
 
 def came_through(error: AioRpcError) -> bool:

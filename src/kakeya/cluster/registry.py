@@ -3,6 +3,7 @@
 Plain bookkeeping, in one place. It stores nothing: when it begins anew, the next signs of life fill it again.
 """
 
+import secrets
 import time
 from collections.abc import Callable
 
@@ -18,6 +19,7 @@ class Registry:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._name = secrets.token_hex(8)
         self._homes: dict[str, pb.Home] = {}
         self._heard: dict[str, float] = {}
         self._draining: set[str] = set()
@@ -33,7 +35,8 @@ class Registry:
 
     def view(self) -> pb.View:
         """Everybody, those included that may come back."""
-        return pb.View(homes=[self._shown(home) for _, home in sorted(self._homes.items())])
+        homes = [self._shown(home) for _, home in sorted(self._homes.items())]
+        return pb.View(homes=homes, list=self._name)
 
     def drain(self, name: str, *, draining: bool = True) -> None:
         """Whether a home is to be emptied. It gets no new sessions then."""
