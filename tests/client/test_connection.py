@@ -373,18 +373,19 @@ def test_a_conflict_with_somebody_else_is_told_at_once(server: str) -> None:
     drive(server, scenario)
 
 
+class Pauses(list[float]):
+    """Those that were to be taken. None is."""
+
+    async def take(self, seconds: float) -> None:
+        self.append(seconds)
+
+
 @pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    monkeypatch.setattr("kakeya.client.connection.asyncio.sleep", sleep)
-    return slept
+def pauses() -> Pauses:
+    return Pauses()
 
 
-def test_pauses_double_up_to_the_longest_and_differ(pauses: list[float]) -> None:
+def test_pauses_double_up_to_the_longest_and_differ(pauses: Pauses) -> None:
     async def fail(attempts: Attempts) -> None:
         for _ in range(5):
             await attempts.pause_or_raise(Unavailable("away"))
@@ -392,16 +393,16 @@ def test_pauses_double_up_to_the_longest_and_differ(pauses: list[float]) -> None
             await attempts.pause_or_raise(Unavailable("away"))
 
     for _ in range(20):
-        asyncio.run(fail(Attempts(Retry(6, 1.0, 5.0), None)))
+        asyncio.run(fail(Attempts(Retry(6, 1.0, 5.0), None, pauses.take)))
     for turn, longest in enumerate([1, 2, 4, 5, 5]):
         drawn = pauses[turn::5]
         assert all(longest / 2 <= pause <= longest for pause in drawn)
         assert len(set(drawn)) > 1
 
 
-def test_no_pause_reaches_past_the_deadline(pauses: list[float]) -> None:
+def test_no_pause_reaches_past_the_deadline(pauses: Pauses) -> None:
     async def fail() -> None:
-        attempts = Attempts(Retry(6, 1.0, 5.0), 0.4)
+        attempts = Attempts(Retry(6, 1.0, 5.0), 0.4, pauses.take)
         with pytest.raises(Unavailable):
             await attempts.pause_or_raise(Unavailable("away"))
 
@@ -417,9 +418,9 @@ def test_a_deadline_runs_down_to_zero() -> None:
     assert 99.0 < left <= 100.0
 
 
-def test_progress_renews_patience(pauses: list[float]) -> None:
+def test_progress_renews_patience(pauses: Pauses) -> None:
     async def fail() -> None:
-        attempts = Attempts(Retry(2, 1.0, 5.0), None)
+        attempts = Attempts(Retry(2, 1.0, 5.0), None, pauses.take)
         for _ in range(4):
             await attempts.pause_or_raise(Unavailable("away"))
             attempts.progressed()
@@ -438,10 +439,10 @@ def test_progress_renews_patience(pauses: list[float]) -> None:
     ],
 )
 def test_only_a_conflict_that_passes_is_waited_for(
-    pauses: list[float], error: Exception, passes: bool, waits: bool
+    pauses: Pauses, error: Exception, passes: bool, waits: bool
 ) -> None:
     async def fail() -> bool:
-        attempts = Attempts(Retry(), None)
+        attempts = Attempts(Retry(), None, pauses.take)
         try:
             await attempts.pause_or_raise(error, conflict_passes=passes)  # type: ignore[arg-type]
         except type(error):

@@ -25,10 +25,13 @@ class Attempts:
     """
 
     def __init__(
-        self, retry: Retry, timeout: float | None, pause: Callable[[float], Awaitable[None]] | None = None
+        self,
+        retry: Retry,
+        timeout: float | None,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._retry = retry
-        self._pause = pause or asyncio.sleep
+        self._pause = pause
         self._end = None if timeout is None else time.monotonic() + timeout
         self._failed = 0
         self.after_a_break = False
