@@ -14,9 +14,12 @@ from support.serving import CAPACITY, ENGINE, KEY, OTHER_KEY, serve
 from support.tiny import write_chat_model
 
 
-@pytest.fixture(scope="session", params=["server", "cluster"])
+@pytest.fixture(scope="module", params=["server", "cluster"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server that serves, then that of a front end over two homes: no client can tell."""
+    """The address of a server that serves, then that of a front end over two homes: no client can tell.
+
+    Not for the whole session: the homes' threads would run on beside every test that follows.
+    """
     model = write_chat_model(tmp_path_factory.mktemp("model"))
     serving = _server if request.param == "server" else _cluster
     with serving(model, tmp_path_factory.mktemp("shared")) as address:

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from kakeya.config import DEFAULT_MODEL
 from kakeya.http_server import HttpServer
-from support.clients import KEY, PLACES, SINK, WINDOW, Served
+from support.clients import KEY, PLACES, RECALL, SINK, WINDOW, Served
 from support.http_serving import start
 from support.programs import NODE_FOLDER, prepare_node
 from support.serving import free_port, on_loop, serve
@@ -22,7 +22,7 @@ def served(default_model: Path) -> Iterator[Served]:
     with serve(
         Path(DEFAULT_MODEL),
         *("--http", http, "--api-key", KEY),
-        *("--sink", str(SINK), "--window", str(WINDOW), "--capacity", "32"),
+        *("--sink", str(SINK), "--recall", str(RECALL), "--window", str(WINDOW), "--capacity", "32"),
         *("--max-concurrent", str(PLACES), "--admission", "reject"),
     ):
         yield Served(f"http://{http}/v1", DEFAULT_MODEL)

@@ -12,8 +12,8 @@ KEY = "a-key-for-clients"
 # Requests that the server lets generate at once; it refuses the others.
 PLACES = 4
 # How much a session remembers: little, so that conversations outgrow it.
-SINK, WINDOW = 4, 508
-REMEMBERED = SINK + WINDOW
+SINK, RECALL, WINDOW = 4, 64, 508
+REMEMBERED = SINK + RECALL + WINDOW
 
 
 @dataclass(frozen=True)

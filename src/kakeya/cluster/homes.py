@@ -40,6 +40,9 @@ HOLD_S = 60.0
 # A home that a new list of homes has not heard of is waited for as long as a cluster takes to come up again.
 _FORGET_S = 600.0
 
+# Not the module's own numbers, which belong to the program that embeds a front end.
+_ANY = random.Random()
+
 # Finds addresses of homes when none that is known answers.
 LookUp = Callable[[], Awaitable[Sequence[str]]]
 
@@ -171,7 +174,7 @@ class Homes:
     def any_home(self) -> str:
         """Some home that was heard of. Raises Unavailable."""
         self.require_any()
-        return random.choice([name for name, home in self.homes.items() if not home.silent])
+        return _ANY.choice([name for name, home in self.homes.items() if not home.silent])
 
     async def home_of(self, session_id: str) -> str:
         """Where a session should be. If its first home is no more, everybody is asked."""
@@ -244,7 +247,7 @@ class Homes:
 
     async def _refresh(self) -> bool:
         known = list(self._links.values())
-        random.shuffle(known)
+        _ANY.shuffle(known)
         known.sort(key=lambda link: link.is_suspect)
         for link in known:
             if await self._probe(link):

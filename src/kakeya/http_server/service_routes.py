@@ -112,5 +112,5 @@ async def retrieve_model(model: str, state: State) -> Model:
 
 def _described(loaded: "Loaded") -> Model:
     facts = asdict(loaded.runtime.describe())
-    context_length = facts["sink"] + facts["window"]
+    context_length = loaded.runtime.config.cache.capacity
     return Model(id=facts["model"], created=loaded.opened_at, context_length=context_length, **facts)
