@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -97,15 +97,21 @@ def test_an_interrupt_leaves_the_session_usable(
         next(stream)
         # Ctrl-C reaches a plain client while it waits for the outcome of a call.
         with monkeypatch.context() as patch:
-            patch.setattr("concurrent.futures.Future.result", _interrupted)
+            patch.setattr("concurrent.futures.Future.result", _interrupted_here)
             with pytest.raises(KeyboardInterrupt):
                 next(stream)
         stream.close()
         assert session.append([3]) < LONG
 
 
-def _interrupted(self: object, timeout: float | None = None) -> None:
-    raise KeyboardInterrupt
+_wait_for = Future.result
+
+
+def _interrupted_here(self: "Future[object]", timeout: float | None = None) -> object:
+    """Homes of a cluster are threads of this process, and wait for outcomes, too. Ctrl-C is not for them."""
+    if threading.current_thread() is threading.main_thread():
+        raise KeyboardInterrupt
+    return _wait_for(self, timeout)
 
 
 def test_threads_share_a_client(client: kakeya.Client) -> None:
