@@ -10,14 +10,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kakeya.bench.processes import serve_flags
+from kakeya.bench.processes import serve_flags, serve_secrets
 from kakeya.cli.chat import ChatOptions
 from kakeya.cli.command import ENVIRONMENT_PREFIX, command_of, read_file
 from kakeya.cli.generate import GenerateOptions
 from kakeya.cli.serve_options import ServeOptions
 from kakeya.config import CacheConfig, Calling, EngineConfig
 from kakeya.errors import ConfigError
-from kakeya.options import EngineOptions, SamplingOptions, TalkOptions, build, flags
+from kakeya.options import SECRETS, EngineOptions, SamplingOptions, TalkOptions, build, flags
 from kakeya.types import BackendChoice, DType, KernelChoice, Numerics, SamplingParams, WeightFormat
 from support.programs import Run
 
@@ -94,15 +94,24 @@ def test_every_engine_setting_reaches_the_engine_and_the_report() -> None:
     assert "a-key" not in str(reported)
 
 
-def test_every_engine_setting_reaches_the_server_of_a_benchmark(run: Run) -> None:
+def test_every_engine_setting_reaches_the_server_of_a_benchmark(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = serve_flags(EngineOptions(**ASKED), 1)
     given = dict(zip(line[::2], line[1::2], strict=True))
-    assert {flag(name): str(value) for name, value in ASKED.items()}.items() <= given.items()
+    told = {flag(name): str(value) for name, value in ASKED.items() if name not in SECRETS}
+    assert told.items() <= given.items()
+    assert "a-key" not in line, "anybody can read a command line"
+    environment = serve_secrets(EngineOptions(**ASKED))
+    assert environment == {"KAKEYA_PROPOSER_API_KEY": "a-key"}
+    assert serve_secrets(EngineOptions()) == {}
+    monkeypatch.setenv(*environment.popitem())
     shown = run("serve", *line, "--print-config")
     assert shown.status == 0, shown.err
     settings = tomllib.loads(shown.out)
     shown_of_it = {name: settings.get(name.replace("_", "-")) for name in ASKED}
     assert shown_of_it == ASKED | {"proposer_api_key": None}, "a key is not shown"
+    assert "# proposer-api-key is set by environment, and not shown" in shown.out
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="DataclassInstance")
 
+SECRETS = frozenset({"api_key", "proposer_api_key"})
+"""Settings whose values are never written anywhere, and stand on no command line of ours."""
+
 # A flag in one panel of the help.
 _model = partial(typer.Option, rich_help_panel="The model")
 memory = partial(typer.Option, rich_help_panel="Memory and arithmetic")
@@ -184,10 +187,10 @@ def build(settings: type[T], given: Mapping[str, Any]) -> T:
 
 
 def flags(settings: Mapping[str, object]) -> list[str]:
-    """Settings as they stand on a command line; one that is None is left out."""
+    """Settings as they stand on a command line; one that is None is left out, and so is a secret."""
     return [
         part
         for name, value in settings.items()
-        if value is not None
+        if value is not None and name not in SECRETS
         for part in (f"--{name.replace('_', '-')}", str(value))
     ]

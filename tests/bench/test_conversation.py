@@ -173,6 +173,14 @@ def test_what_its_settings_say(bench: Bench, chat_model: Path, tmp_path: Path) -
     told = settings(bench(api_key="secret", server_pid=os.getpid(), llama_server=tmp_path / "llama-server"))
     assert not {"api_key", "server_pid"} & told.keys()
     assert told["llama_server"] == "llama-server"
+    absent = {f"proposer_tls_{name}": str(tmp_path / f"{name}.pem") for name in ("cert", "key")}
+    told = settings(bench(proposer_api_key="secret", proposer_tls_ca="system", **absent))
+    assert "secret" not in told.values()
+    assert [told[f"proposer_tls_{name}"] for name in ("ca", "cert", "key")] == [
+        "system",
+        "cert.pem",
+        "key.pem",
+    ]
 
 
 HEARD: list[tuple[str, str]] = []

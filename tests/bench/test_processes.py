@@ -127,13 +127,15 @@ def test_the_engine_becomes_flags_that_the_server_knows(monkeypatch: pytest.Monk
     monkeypatch.setenv("KAKEYA_CACHE_DIR", "/somewhere")
     monkeypatch.setattr(processes, "KAKEYA", "")
     monkeypatch.setattr(subprocess, "Popen", noted)
-    with ServerProcess(EngineOptions(sink=3, window=77, threads=2), 9):
+    with ServerProcess(EngineOptions(sink=3, window=77, threads=2, proposer_api_key="for-them"), 9):
         pass
     given = dict(zip(seen["flags"][::2], seen["flags"][1::2], strict=True))
     assert set(given) <= {f"--{name.replace('_', '-')}" for name in ServeOptions.__dataclass_fields__}
     assert (given["--sink"], given["--window"], given["--capacity"]) == ("3", "77", "9")
     assert (given["--numerics"], given["--http"]) == ("fast", "off")
     assert "KAKEYA_API_KEY" not in seen
+    assert "for-them" not in seen["flags"], "anybody can read a command line"
+    assert seen["KAKEYA_PROPOSER_API_KEY"] == "for-them"
     assert seen["KAKEYA_CACHE_DIR"] == "/somewhere"
 
 

@@ -17,7 +17,7 @@ from kakeya.bench.report import Gate
 from kakeya.bench.tables import Chart, Table
 from kakeya.config import NO_PROPOSER
 from kakeya.errors import ConfigError
-from kakeya.options import EngineOptions, Proposer
+from kakeya.options import SECRETS, EngineOptions, Proposer
 
 Repeats = Annotated[int, typer.Option(help="Repetitions of every measurement; medians are reported.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A few seconds of the same work, to see that it runs.")]
@@ -51,7 +51,7 @@ class Benchmark(ABC, Generic[R]):
     title: ClassVar[str]
     help: ClassVar[str]
     results: ClassVar[type[Results]]
-    secrets: ClassVar[frozenset[str]] = frozenset()
+    secrets: ClassVar[frozenset[str]] = SECRETS
     """Fields that no report tells."""
 
     @property
@@ -98,8 +98,6 @@ class EngineBenchmark(EngineOptions, Benchmark[R]):
 
     It decodes plainly unless told otherwise: how often a text repeats itself should not decide our figures.
     """
-
-    secrets: ClassVar[frozenset[str]] = frozenset({"proposer_api_key"})
 
     proposer: Proposer = NO_PROPOSER
 

@@ -40,6 +40,7 @@ from kakeya.bench.talk import (
 from kakeya.bench.text import Messages
 from kakeya.bench.ways import TIMEOUT_S, ChatWay, GrpcWay, Refused, ResponsesWay, Way
 from kakeya.errors import ConfigError, KakeyaError
+from kakeya.options import SECRETS
 
 OURS = (GRPC, RESPONSES, CHAT, UNMATCHED)
 WAYS = (*OURS, LLAMA, TRANSFORMERS)
@@ -71,7 +72,7 @@ class Conversation(EngineBenchmark[ConversationResults]):
     title = "One conversation, turn by turn"
     help = "One conversation in several ways: does every turn cost the same?"
     results = ConversationResults
-    secrets = EngineBenchmark.secrets | {"api_key", "server_pid"}
+    secrets = SECRETS | {"server_pid"}
 
     ways: Annotated[str, _talk(help=f"How it is held, with commas: {', '.join(WAYS)}.")] = GRPC
     duration_s: Annotated[float | None, _talk(help="End after so long; 1800 when no other end is given.")] = (

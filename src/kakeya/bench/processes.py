@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from kakeya.bench.machine import public_name, public_proposers
 from kakeya.errors import ConfigError, KakeyaError, PeerFailed
-from kakeya.options import ComputeOptions, EngineOptions, flags
+from kakeya.options import SECRETS, ComputeOptions, EngineOptions, flags
 
 if TYPE_CHECKING:
     from kakeya.client import AsyncClient, ServerInfo
@@ -262,9 +262,18 @@ def clean_environment() -> dict[str, str]:
 
 
 def serve_flags(engine: EngineOptions, capacity: int) -> list[str]:
-    """The engine as flags of `kakeya serve`. Memory is bounded by the capacity, and idle sessions stay."""
+    """The engine as flags of `kakeya serve`. Memory is bounded by the capacity, and idle sessions stay.
+
+    Its secrets are no flags: see `serve_secrets`.
+    """
     settings = {name: getattr(engine, name) for name in EngineOptions.__dataclass_fields__}
     return flags({**settings, "capacity": capacity, "memory_budget": "100%", "session_idle_ttl_s": 0})
+
+
+def serve_secrets(engine: EngineOptions) -> dict[str, str]:
+    """The engine's secrets as environment variables: whoever lists processes reads their command lines."""
+    given = {name: getattr(engine, name) for name in SECRETS & EngineOptions.__dataclass_fields__.keys()}
+    return {f"KAKEYA_{name.upper()}": value for name, value in given.items() if value is not None}
 
 
 def propose_flags(engine: ComputeOptions, capacity: int) -> list[str]:
@@ -280,14 +289,21 @@ class VerbProcess(ChildProcess):
     It runs on some `cores` alone, if any are given.
     """
 
-    def __init__(self, arguments: Sequence[str], *, http: bool = False, cores: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        secrets: Mapping[str, str] | None = None,
+        http: bool = False,
+        cores: Sequence[int] = (),
+    ) -> None:
         self.address = self.http_address = ""
         self._has_http = http
         pinned = f"import os; os.sched_setaffinity(0, {list(cores)}); " if cores else ""
         super().__init__(
             ["-c", pinned + KAKEYA, *arguments],
             stdout=None,
-            env=clean_environment(),
+            env={**clean_environment(), **(secrets or {})},
             # An interrupt at the terminal is for the benchmark, which stops the server itself.
             own_session=True,
         )
@@ -317,7 +333,7 @@ class ServerProcess(VerbProcess):
     ) -> None:
         listen = {"bind": _ANY_PORT, "http": _ANY_PORT if http else "off", "log-level": "error"}
         arguments = ["serve", *serve_flags(engine, capacity), *flags(listen), *extra]
-        super().__init__(arguments, http=http, cores=cores)
+        super().__init__(arguments, secrets=serve_secrets(engine), http=http, cores=cores)
 
 
 @dataclass(frozen=True)

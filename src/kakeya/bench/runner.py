@@ -131,10 +131,15 @@ def main_chart(shown: Sequence[Table | Chart]) -> Chart | None:
     return next((each for each in shown if isinstance(each, Chart) and each.picture), None)
 
 
+# Their ends alone are told, and `system` stays what it is.
+_TLS_FILES = ("proposer_tls_ca", "proposer_tls_cert", "proposer_tls_key")
+
+
 def settings(benchmark: Benchmark[Any]) -> dict[str, Any]:
     """The flags as a report tells them: no secrets, and of the machine's directories nothing."""
     told = {each.name: getattr(benchmark, each.name) for each in fields(benchmark)}
     if isinstance(told.get("model"), str):
         told["model"] = public_name(told["model"])
     told |= {name: public_proposers(told[name]) for name in ("proposer", "proposers") if name in told}
+    told |= {name: Path(told[name]) for name in _TLS_FILES if told.get(name)}
     return {name: as_json(value) for name, value in told.items() if name not in benchmark.secrets}

@@ -12,9 +12,10 @@ import typer
 from kakeya import logs
 from kakeya.cli.command import effective_settings
 from kakeya.cli.console import Screen
-from kakeya.cli.grpc_options import SECRETS, GrpcOptions, limits, listening
+from kakeya.cli.grpc_options import GrpcOptions, limits, listening
 from kakeya.cli.watching import adopt_foreign_logs, metrics_endpoint
 from kakeya.errors import ConfigError
+from kakeya.options import SECRETS
 from kakeya.serving.config import ServerConfig
 
 if TYPE_CHECKING:

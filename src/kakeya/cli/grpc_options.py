@@ -19,9 +19,6 @@ limits = partial(typer.Option, rich_help_panel="Limits")
 _callers = partial(typer.Option, rich_help_panel="Who may call")
 _watching = partial(typer.Option, rich_help_panel="Watching it")
 
-# Options whose values are never written anywhere.
-SECRETS = frozenset({"api_key", "proposer_api_key"})
-
 
 @dataclass(frozen=True)
 class GrpcOptions:

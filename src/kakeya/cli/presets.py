@@ -93,7 +93,7 @@ def benchmark_for(preset: Preset) -> Benchmark[Any]:
         told = ", ".join(f"--{each.name}" for each in fields(Outputs)).replace("as_json", "json")
         raise ConfigError(f"preset {preset.name!r}: {told} are for whoever runs it")
     for secret in sorted(kind.secrets):
-        if getattr(benchmark, secret) is not None:
+        if getattr(benchmark, secret, None) is not None:
             raise ConfigError(
                 f"preset {preset.name!r}: --{secret.replace('_', '-')} must not stand in a list"
             )

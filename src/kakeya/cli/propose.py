@@ -11,11 +11,11 @@ import typer
 from kakeya import logs
 from kakeya.cli.command import ENVIRONMENT_PREFIX, command_of, effective_settings
 from kakeya.cli.console import FetchBar, Screen, human_bytes
-from kakeya.cli.grpc_options import SECRETS, GrpcOptions, listening
+from kakeya.cli.grpc_options import GrpcOptions, listening
 from kakeya.cli.memory import DEFAULT_BUDGETS, MOST_BY_DEFAULT, Budget, fitting_capacity
 from kakeya.cli.watching import adopt_foreign_logs, metrics_endpoint
 from kakeya.config import MODEL, NGRAM, EngineConfig
-from kakeya.options import ComputeOptions, memory
+from kakeya.options import SECRETS, ComputeOptions, memory
 from kakeya.serving.config import ServerConfig
 
 if TYPE_CHECKING:

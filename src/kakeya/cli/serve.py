@@ -11,10 +11,10 @@ import typer
 from kakeya import logs, tracing
 from kakeya.cli.command import ENVIRONMENT_PREFIX, command_of, effective_settings
 from kakeya.cli.console import FetchBar, Screen
-from kakeya.cli.grpc_options import SECRETS
 from kakeya.cli.memory import MOST_BY_DEFAULT, fitting_capacity
 from kakeya.cli.serve_options import ServeOptions
 from kakeya.cli.watching import adopt_foreign_logs, metrics_endpoint
+from kakeya.options import SECRETS
 from kakeya.serving.config import AdmissionConfig, HttpConfig, ServerConfig
 
 if TYPE_CHECKING:
