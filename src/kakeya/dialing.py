@@ -70,6 +70,16 @@ class TLS:
         )
 
 
+def tls_to(authority: str | None, cert: Path | str | None, key: Path | str | None) -> TLS | None:
+    """TLS as settings name it: the authority is a PEM file, or `system`; without one there is no TLS.
+
+    Raises ConfigError for a certificate without its key.
+    """
+    if authority is None:
+        return None
+    return TLS(None if authority == "system" else authority, cert, key)
+
+
 def _content(path: Path | str | None) -> bytes | None:
     try:
         return None if path is None else Path(path).read_bytes()

@@ -15,6 +15,7 @@ from rich.table import Table
 from kakeya.bench.report import check_file, read_report, write_file
 from kakeya.cli.bench import PIPE_WIDTH, BenchScreen
 from kakeya.cli.bridge_serve import BridgeOptions, serve
+from kakeya.cli.calling import CallOptions
 from kakeya.cli.command import ENVIRONMENT_PREFIX, command_of
 from kakeya.cli.console import Screen, harmless, human_seconds
 from kakeya.errors import ConfigError, RemoteError, RunNotFound
@@ -54,51 +55,38 @@ def register(app: typer.Typer) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallOptions:
+class BridgeCallOptions(CallOptions):
     """Which bridge to call, and how."""
 
     host: Annotated[
         str, typer.Argument(help="Where the bridge is: HOST or HOST:PORT. The usual port is 50071.")
     ]
-    api_key: Annotated[
-        str | None, typer.Option(help="The bridge's key for you.", envvar=f"{ENVIRONMENT_PREFIX}_API_KEY")
-    ] = None
-    tls_ca: Annotated[
-        str | None, typer.Option(help="Call it over TLS: its authority, PEM, or `system`.", metavar="FILE")
-    ] = None
-    tls_cert: Annotated[Path | None, typer.Option(help="Our certificate for it, PEM.")] = None
-    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None
 
     def bridge(self, patience_s: float = 0.0) -> "Bridge":
         """Raises ConfigError for certificates that cannot be."""
         from kakeya.bridge.caller import Bridge
-        from kakeya.dialing import TLS
 
-        if self.tls_ca is None and (self.tls_cert is not None or self.tls_key is not None):
-            raise ConfigError("--tls-cert and --tls-key need --tls-ca, which turns TLS on")
-        ca_file = None if self.tls_ca == "system" else self.tls_ca
-        tls = None if self.tls_ca is None else TLS(ca_file, self.tls_cert, self.tls_key)
         return Bridge(
-            self.host, self.api_key, tls, patience_s, lambda words: Screen().notice(harmless(words))
+            self.host, self.api_key, self.tls(), patience_s, lambda words: Screen().notice(harmless(words))
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListOptions(CallOptions):
+class ListOptions(BridgeCallOptions):
     """What to list, and for whom."""
 
     as_json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneRunOptions(CallOptions):
+class OneRunOptions(BridgeCallOptions):
     """Which run."""
 
     run_id: RunId
 
 
 @dataclass(frozen=True, kw_only=True)
-class HomeOptions(CallOptions):
+class ReportOptions(BridgeCallOptions):
     """Where the report goes. Raises ConfigError when it cannot go there."""
 
     output: Annotated[
@@ -115,7 +103,7 @@ class HomeOptions(CallOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(HomeOptions):
+class RunOptions(ReportOptions):
     """What to run. Raises ConfigError for what cannot be a preset's name."""
 
     preset: Annotated[str, typer.Argument(help="What to run, by name.")]
@@ -132,7 +120,7 @@ class RunOptions(HomeOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttachOptions(HomeOptions):
+class AttachOptions(ReportOptions):
     """Which run, and where its report goes."""
 
     run_id: RunId

@@ -4,7 +4,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,8 @@ import typer
 from rich.box import SIMPLE
 from rich.table import Column, Table
 
-from kakeya.cli.command import ENVIRONMENT_PREFIX
+from kakeya.cli.calling import CallOptions
+from kakeya.cli.command import ENVIRONMENT_PREFIX, command_of
 from kakeya.cli.console import Screen, human_bytes
 from kakeya.errors import ConfigError
 from kakeya.options import Json
@@ -20,42 +21,81 @@ from kakeya.options import Json
 if TYPE_CHECKING:
     from kakeya.client import Client, SessionInfo
 
-SessionId = Annotated[str, typer.Argument(help="The session's id.", metavar="ID")]
-ServerAddress = Annotated[
-    str, typer.Option(help="HOST:PORT of the server.", envvar=f"{ENVIRONMENT_PREFIX}_SERVER")
-]
-ApiKey = Annotated[
-    str | None,
-    typer.Option(help="Whose sessions; the server's key for you.", envvar=f"{ENVIRONMENT_PREFIX}_API_KEY"),
-]
-TlsCa = Annotated[
-    str | None, typer.Option(help="Call it over TLS: its authority, PEM, or `system`.", metavar="FILE")
-]
-_DEFAULT_SERVER = "127.0.0.1:50051"
-
 
 def register(app: typer.Typer) -> None:
     verbs = typer.Typer(
         no_args_is_help=True, help="List, show, export, import and close sessions of a server."
     )
-    verbs.command("list", help="List your sessions, oldest first.")(list_sessions)
-    verbs.command("show", help="Show what a session holds.")(show)
-    verbs.command("export", help="Write a session to a file. It stays on the server.")(export)
-    verbs.command("import", help="Make a new session from a file. Its id is printed.")(import_session)
-    verbs.command("close", help="Close a session, and delete what is stored of it.")(close)
+    verbs.command("list", help="List your sessions, oldest first.")(command_of(ListOptions, list_sessions))
+    verbs.command("show", help="Show what a session holds.")(command_of(ShowOptions, show))
+    verbs.command("export", help="Write a session to a file. It stays on the server.")(
+        command_of(ExportOptions, export)
+    )
+    verbs.command("import", help="Make a new session from a file. Its id is printed.")(
+        command_of(ImportOptions, import_session)
+    )
+    verbs.command("close", help="Close a session, and delete what is stored of it.")(
+        command_of(SessionOptions, close)
+    )
     app.add_typer(verbs, name="sessions")
 
 
-def list_sessions(
-    server: ServerAddress = _DEFAULT_SERVER,
-    api_key: ApiKey = None,
-    tls_ca: TlsCa = None,
-    as_json: Json = False,
-) -> None:
-    with _client(server, api_key, tls_ca) as client:
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(CallOptions):
+    """Which server to call, and how."""
+
+    server: Annotated[
+        str, typer.Option(help="HOST:PORT of the server.", envvar=f"{ENVIRONMENT_PREFIX}_SERVER")
+    ] = "127.0.0.1:50051"
+
+    def client(self) -> "Client":
+        """Raises ConfigError for certificates that cannot be."""
+        from kakeya.client import Client
+
+        return Client(self.server, api_key=self.api_key, tls=self.tls())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListOptions(ServerOptions):
+    """How sessions are listed."""
+
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions(ServerOptions):
+    """Which session."""
+
+    session: Annotated[str, typer.Argument(help="The session's id.", metavar="ID")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions(SessionOptions):
+    """Which session, and how it is shown."""
+
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(SessionOptions):
+    """Which session, and where it goes."""
+
+    file: Annotated[Path, typer.Argument(help="Where to write it.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions(ServerOptions):
+    """Where a session comes from."""
+
+    file: Annotated[Path, typer.Argument(help="What `export` wrote.")]
+    label: Annotated[str, typer.Option(help="The new session's label.")] = ""
+
+
+def list_sessions(context: typer.Context, options: ListOptions) -> None:
+    with options.client() as client:
         sessions = client.list_sessions()
     screen = Screen()
-    if as_json:
+    if options.as_json:
         screen.line(json.dumps([asdict(each) for each in sessions]))
         return
     # An id is copied from here, so on a narrow terminal it is never cut.
@@ -68,64 +108,34 @@ def list_sessions(
     screen.out.print(table)
 
 
-def show(
-    session: SessionId,
-    server: ServerAddress = _DEFAULT_SERVER,
-    api_key: ApiKey = None,
-    tls_ca: TlsCa = None,
-    as_json: Json = False,
-) -> None:
-    with _client(server, api_key, tls_ca) as client:
-        facts = asdict(client.session(session).info())
+def show(context: typer.Context, options: ShowOptions) -> None:
+    with options.client() as client:
+        facts = asdict(client.session(options.session).info())
     screen = Screen()
-    if as_json:
+    if options.as_json:
         screen.line(json.dumps(facts))
         return
     for name, value in facts.items():
         screen.line(f"{name.replace('_', ' '):<34}{_written(name, value)}")
 
 
-def export(
-    session: SessionId,
-    file: Annotated[Path, typer.Argument(help="Where to write it.")],
-    server: ServerAddress = _DEFAULT_SERVER,
-    api_key: ApiKey = None,
-    tls_ca: TlsCa = None,
-) -> None:
-    with _client(server, api_key, tls_ca) as client:
-        contents = client.session(session).export()
-    _with_file(file, lambda: _write(file, contents))
-    Screen().notice(f"{human_bytes(len(contents))} written to {file}")
+def export(context: typer.Context, options: ExportOptions) -> None:
+    with options.client() as client:
+        contents = client.session(options.session).export()
+    _with_file(options.file, lambda: _write(options.file, contents))
+    Screen().notice(f"{human_bytes(len(contents))} written to {options.file}")
 
 
-def import_session(
-    file: Annotated[Path, typer.Argument(help="What `export` wrote.")],
-    label: Annotated[str, typer.Option(help="The new session's label.")] = "",
-    server: ServerAddress = _DEFAULT_SERVER,
-    api_key: ApiKey = None,
-    tls_ca: TlsCa = None,
-) -> None:
-    contents = _with_file(file, file.read_bytes)
-    with _client(server, api_key, tls_ca) as client:
-        Screen().line(client.import_session(contents, label=label).session_id)
+def import_session(context: typer.Context, options: ImportOptions) -> None:
+    contents = _with_file(options.file, options.file.read_bytes)
+    with options.client() as client:
+        Screen().line(client.import_session(contents, label=options.label).session_id)
 
 
-def close(
-    session: SessionId,
-    server: ServerAddress = _DEFAULT_SERVER,
-    api_key: ApiKey = None,
-    tls_ca: TlsCa = None,
-) -> None:
-    with _client(server, api_key, tls_ca) as client:
-        length = client.session(session).close()
+def close(context: typer.Context, options: SessionOptions) -> None:
+    with options.client() as client:
+        length = client.session(options.session).close()
     Screen().notice(f"closed after {length:,} tokens" if length is not None else "closed")
-
-
-def _client(server: str, api_key: str | None, tls_ca: str | None) -> "Client":
-    from kakeya.client import TLS, Client
-
-    tls = None if tls_ca is None else TLS(ca_file=None if tls_ca == "system" else tls_ca)
-    return Client(server, api_key=api_key, tls=tls)
 
 
 def _with_file(file: Path, work: Callable[[], Any]) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from kakeya.config import Calling
-from kakeya.dialing import TLS, Keepalive, Retry, dial
+from kakeya.dialing import Keepalive, Retry, dial, tls_to
 from kakeya.engine.blend import blend
 from kakeya.errors import ConfigError
 from kakeya.wire import distributed_pb2 as pb, distributed_pb2_grpc
@@ -180,7 +180,7 @@ class Peers:
         self._verifier = verifier
         key = calling.api_key
         self._metadata = () if key is None else (("authorization", f"Bearer {key}"),)
-        tls = _tls(calling)
+        tls = tls_to(calling.authority, calling.cert, calling.key)
         self._peers = [Peer(address, dial(address, tls, Retry(), Keepalive())) for address in addresses]
         self.line: Line | None = None
         self.hidden_layers: tuple[int, ...] = ()
@@ -299,10 +299,3 @@ _MEANINGS = {
     grpc.StatusCode.UNAUTHENTICATED: "it refuses our key (proposer_api_key)",
     grpc.StatusCode.UNIMPLEMENTED: "whoever listens there is no `kakeya propose`",
 }
-
-
-def _tls(calling: Calling) -> TLS | None:
-    if calling.authority is None:
-        return None
-    ca_file = None if calling.authority == "system" else calling.authority
-    return TLS(ca_file, calling.cert, calling.key)
