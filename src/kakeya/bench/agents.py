@@ -8,11 +8,9 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,8 +18,9 @@ import typer
 from kakeya.bench.benchmark import EngineBenchmark, Quick, Repeats, Results, Run
 from kakeya.bench.report import Gate, at_least, at_most, busy, bystanders_gate
 from kakeya.bench.stats import Samples, percentile, ratio
+from kakeya.bench.streams import all_arrivals, arrivals, session, streaming
 from kakeya.bench.tables import MS, Chart, Table, figure, figures, listing
-from kakeya.types import ShareBeginnings, TokenEvent
+from kakeya.types import ShareBeginnings
 
 if TYPE_CHECKING:
     from kakeya.runtime import Runtime
@@ -232,62 +231,45 @@ class _Scene:
         return {"unpaced": unpaced, "paced": paced, "gap": percentile(gaps, 95) or 0.0}
 
 
-def _open(runtime: "Runtime", stack: ExitStack, token_ids: Sequence[int]) -> str:
-    session_id = runtime.create_session(eos_token_ids=())
-    stack.callback(runtime.close_session, session_id)
-    runtime.append(session_id, token_ids)
-    return session_id
-
-
-def _arrivals(stream: Iterable[object]) -> list[float]:
-    """When its tokens came."""
-    return [time.perf_counter() for event in stream if isinstance(event, TokenEvent)]
-
-
-def _read_all(streams: Sequence[Iterable[object]]) -> list[list[float]]:
-    with ThreadPoolExecutor(len(streams)) as pool:
-        return list(pool.map(_arrivals, streams))
-
-
 def _first_tokens(runtime: "Runtime", prompts: Sequence[Sequence[int]]) -> list[float]:
     """Seconds to each prompt's first token, when all come at once."""
     with ExitStack() as stack:
-        sessions = [_open(runtime, stack, prompt) for prompt in prompts]
+        sessions = [stack.enter_context(session(runtime, prompt)) for prompt in prompts]
         began = time.perf_counter()
-        arrivals = _read_all([runtime.generate(session_id, 1) for session_id in sessions])
-    return [first - began for (first,) in arrivals]
+        came = all_arrivals([runtime.generate(session_id, 1) for session_id in sessions])
+    return [first - began for (first,) in came]
 
 
 def _turns(runtime: "Runtime", prompts: Sequence[Sequence[int]], tokens: int) -> float:
     """Seconds in which sessions are created, told and answered, all at once."""
     began = time.perf_counter()
     with ExitStack() as stack:
-        sessions = [_open(runtime, stack, prompt) for prompt in prompts]
-        arrivals = _read_all([runtime.generate(session_id, tokens) for session_id in sessions])
-    return max(times[-1] for times in arrivals) - began
+        sessions = [stack.enter_context(session(runtime, prompt)) for prompt in prompts]
+        came = all_arrivals([runtime.generate(session_id, tokens) for session_id in sessions])
+    return max(times[-1] for times in came) - began
 
 
 def _forked(runtime: "Runtime", prompt: Sequence[int]) -> float:
     """Seconds in which a prompt is answered several times, by forks of one session."""
     began = time.perf_counter()
     with ExitStack() as stack:
-        sessions = [_open(runtime, stack, prompt)]
+        sessions = [stack.enter_context(session(runtime, prompt))]
         for _ in range(CHOICES - 1):
             fork, _ = runtime.fork(sessions[0])
             stack.callback(runtime.close_session, fork)
             sessions.append(fork)
-        arrivals = _read_all([runtime.generate(session_id, ANSWER) for session_id in sessions])
-    return max(times[-1] for times in arrivals) - began
+        came = all_arrivals([runtime.generate(session_id, ANSWER) for session_id in sessions])
+    return max(times[-1] for times in came) - began
 
 
 def _behind(runtime: "Runtime", long: Sequence[Sequence[int]], short: Sequence[int]) -> float:
     """Seconds to the first token of a short prompt that comes while long ones are computed."""
     with ExitStack() as stack:
-        waiting = [runtime.generate(_open(runtime, stack, prompt), 1) for prompt in long]
-        session_id = _open(runtime, stack, short)
+        waiting = [runtime.generate(stack.enter_context(session(runtime, prompt)), 1) for prompt in long]
+        session_id = stack.enter_context(session(runtime, short))
         time.sleep(0.2)  # the long ones are on their way
         began = time.perf_counter()
-        (first,) = _arrivals(runtime.generate(session_id, 1))
+        (first,) = arrivals(runtime.generate(session_id, 1))
         for stream in waiting:
             stream.cancel()
             list(stream)
@@ -296,18 +278,7 @@ def _behind(runtime: "Runtime", long: Sequence[Sequence[int]], short: Sequence[i
 
 def _beside_streams(runtime: "Runtime", prompts: Sequence[Sequence[int]]) -> tuple[float, list[float]]:
     """Seconds until prompts are computed beside streams, and the gaps between the streams' tokens."""
-    with ExitStack() as stack, ThreadPoolExecutor(STREAMS) as pool:
-        sessions = [_open(runtime, stack, [2, 3, 4 + number]) for number in range(STREAMS)]
-        streams = [runtime.generate(session_id, 10**6) for session_id in sessions]
-        readers = [pool.submit(_arrivals, stream) for stream in streams]
+    with streaming(runtime, [[2, 3, 4 + number] for number in range(STREAMS)]) as gaps:
         began = time.perf_counter()
         taken = max(_first_tokens(runtime, prompts))
-        for stream in streams:
-            stream.cancel()
-        gaps = [
-            after - before
-            for reader in readers
-            for before, after in pairwise(reader.result())
-            if began <= before <= began + taken
-        ]
-    return taken, gaps
+    return taken, gaps(began, began + taken)

@@ -6,7 +6,6 @@ session that never slept. In between, sessions are woken in turn while streams r
 
 import random
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,19 +21,19 @@ from kakeya.bench.benchmark import EngineBenchmark, Results, Run
 from kakeya.bench.processes import resident_bytes
 from kakeya.bench.report import Gate, at_most
 from kakeya.bench.stats import percentile, ratio
+from kakeya.bench.streams import streaming, tokens_of
 from kakeya.bench.tables import MIB, MS, Chart, Table, figure, figures, listing
 from kakeya.config import RuntimeConfig, StateConfig
 from kakeya.errors import KakeyaError
 from kakeya.metrics import Metrics
 from kakeya.options import NumericMode
-from kakeya.types import Durability, Numerics, SamplingParams, TokenEvent
+from kakeya.types import Durability, Numerics, SamplingParams
 
 if TYPE_CHECKING:
     from kakeya.runtime import Runtime
 
 _sleep = partial(typer.Option, rich_help_panel="The sleepers")
 _HOST_LIMIT_S, _DISK_LIMIT_S, _PACE_LIMIT = 0.020, 0.060, 1.2
-_FOR_EVER = 10**6
 _MARGIN_BYTES = 2**29
 # Snapshots are still written when first turns are over; what is quiet must not be measured beside that.
 _QUIET_S, _PATIENCE_S = 2.0, 900.0
@@ -253,10 +252,8 @@ class _Night:
     def _say(self, runtime: "Runtime", session: str, tokens: list[int]) -> list[int]:
         try:
             runtime.append(session, tokens)
-            events = runtime.generate(
-                session, self._bench.gen_tokens, SamplingParams(temperature=1.0, seed=1)
-            )
-            return [event.token_id for event in events if isinstance(event, TokenEvent)]
+            sampling = SamplingParams(temperature=1.0, seed=1)
+            return tokens_of(runtime.generate(session, self._bench.gen_tokens, sampling))
         except KakeyaError as error:
             self._errors.append(f"{type(error).__name__}: {error}")
             return []
@@ -286,18 +283,18 @@ class _Night:
 
     def _storm(self, runtime: "Runtime", sessions: Sequence[str]) -> tuple[list[float], list[float]]:
         """Gaps between tokens of streams, alone and while others wake."""
-        with _streaming(runtime, self._bench.streams) as gaps:
+        prompts = [[2, 3, 4]] * self._bench.streams
+        with streaming(runtime, prompts) as gaps:
+            began = time.perf_counter()
             time.sleep(self._bench.storm_s)
-            quiet = gaps()
             self._run.progress(0.5, "others wake")
-            end = time.monotonic() + self._bench.storm_s
-            for session in self._chance.choices(sessions, k=_FOR_EVER):
-                if time.monotonic() >= end:
-                    break
-                runtime.append(session, [])
+            middle = time.perf_counter()
+            while time.perf_counter() < middle + self._bench.storm_s:
+                runtime.append(self._chance.choice(sessions), [])
                 self._look(runtime)
                 time.sleep(1 / self._bench.wakes_per_s)
-            return quiet, gaps()
+            end = time.perf_counter()
+        return gaps(began, middle), gaps(middle, end)
 
     def _solo(self, families: Sequence[Family]) -> Iterator[tuple[list[int], list[int]]]:
         """What sessions say that never sleep and have no company."""
@@ -359,38 +356,3 @@ def _beginning(runtime: "Runtime", family: Family) -> Iterator[Callable[[], str]
     list(runtime.generate(first, 1, SamplingParams(seed=1)))
     yield lambda: runtime.fork(first)[0]
     runtime.close_session(first)
-
-
-@contextmanager
-def _streaming(runtime: "Runtime", count: int) -> Iterator[Callable[[], list[float]]]:
-    """Streams that go on meanwhile; the function gives the gaps between tokens since it was called last."""
-    gaps: list[float] = []
-    sessions = [runtime.create_session(eos_token_ids=()) for _ in range(count)]
-    for session in sessions:
-        runtime.append(session, [2, 3, 4])
-    streams = [runtime.generate(session, _FOR_EVER) for session in sessions]
-
-    def read(stream: Iterable[object]) -> None:
-        last = 0.0
-        for _ in stream:
-            now = time.monotonic()
-            if last:
-                gaps.append(now - last)
-            last = now
-
-    def since() -> list[float]:
-        taken = gaps[:]
-        del gaps[: len(taken)]
-        return taken
-
-    readers = [threading.Thread(target=read, args=(stream,)) for stream in streams]
-    for reader in readers:
-        reader.start()
-    try:
-        yield since
-    finally:
-        for stream, reader in zip(streams, readers, strict=True):
-            stream.cancel()
-            reader.join()
-        for session in sessions:
-            runtime.close_session(session)

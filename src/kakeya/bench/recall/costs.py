@@ -5,13 +5,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kakeya.bench.recall.reading import TAIL, Memory
 from kakeya.bench.recall.rows import Harm, StreamCost, TurnCost
 from kakeya.bench.stats import Samples
+from kakeya.bench.streams import arrivals, gaps, session
 from kakeya.recall.index import PAGE
 from kakeya.types import DoneEvent, SamplingParams, TokenEvent
 
@@ -67,8 +68,7 @@ def measure_harm(runtime: "Runtime", text: Sequence[int], memory: Memory, passag
 
 
 def _surprises(runtime: "Runtime", text: Sequence[int], recall: int) -> Iterator[float]:
-    with _session(runtime, recall) as session_id:
-        runtime.append(session_id, text[:-SCORED])
+    with session(runtime, text[:-SCORED], recall=recall) as session_id:
         forced = Spelled(text[-SCORED:])
         params = SamplingParams(logprobs=True)
         for event in runtime.generate(session_id, SCORED, params, constraint=forced):
@@ -84,8 +84,7 @@ def measure_turns(
     text = [*text] * (2 + (history + (repeats + 2) * MESSAGE) // len(text))
     told, messages = text[:history], _messages(text[history:], repeats)
     without = _without_recall(runtime, told, messages) if plain else []
-    with _session(runtime, memory.recall) as session_id:
-        runtime.append(session_id, told)
+    with session(runtime, told, recall=memory.recall) as session_id:
         turns = [_turn(runtime, session_id, message) for message in messages]
         device_bytes = runtime.info(session_id).kv_capacity_bytes
     unchanged, changed = _by_what_was_recalled(turns)
@@ -101,8 +100,7 @@ def _messages(text: Sequence[int], repeats: int) -> list[Sequence[int]]:
 def _without_recall(
     runtime: "Runtime", told: Sequence[int], messages: Sequence[Sequence[int]]
 ) -> list[float]:
-    with _session(runtime, 0) as session_id:
-        runtime.append(session_id, told)
+    with session(runtime, told) as session_id:
         return [_turn(runtime, session_id, message)[0] for message in messages][WARM_UP:]
 
 
@@ -120,7 +118,7 @@ def measure_streams(
 ) -> tuple[StreamCost, ...]:
     """How long streams wait between tokens: alone, beside turns of others, and where these recall."""
     cases = {"alone": None, "turns without recall": 0, "turns that recall": memory.recall}
-    gaps: dict[str, list[float]] = {case: [] for case in cases}
+    waited: dict[str, list[float]] = {case: [] for case in cases}
     turns = dict.fromkeys(cases, 0)
     with ExitStack() as stack:
         agents = {
@@ -131,18 +129,18 @@ def measure_streams(
         for _ in range(repeats):
             for case in cases:
                 seen, taken = _streams_beside(runtime, text, agents.get(case, []))
-                gaps[case] += seen
+                waited[case] += seen
                 turns[case] += taken
-    return tuple(StreamCost(case, Samples.of(gaps[case]), turns[case]) for case in cases)
+    return tuple(StreamCost(case, Samples.of(waited[case]), turns[case]) for case in cases)
 
 
 def _agent(
     runtime: "Runtime", stack: ExitStack, text: Sequence[int], memory: Memory, recall: int, number: int
 ) -> "Iterator[None]":
     """A session that has outgrown its memory; each `next` is a turn."""
-    session_id = stack.enter_context(_session(runtime, recall))
     begins = number * PAGE % max(1, len(text) - 2 * memory.capacity)
-    runtime.append(session_id, text[begins : begins + 2 * memory.capacity])
+    told = text[begins : begins + 2 * memory.capacity]
+    session_id = stack.enter_context(session(runtime, told, recall=recall))
     turns = _endless_turns(runtime, session_id, text)
     next(turns)
     return turns
@@ -178,20 +176,8 @@ def _take_turns(agent: "Iterator[None]", ended: threading.Event) -> int:
 
 def _gaps(runtime: "Runtime", text: Sequence[int]) -> list[float]:
     """Seconds between the tokens of one stream."""
-    with _session(runtime, 0) as session_id:
-        runtime.append(session_id, text[:MESSAGE])
-        stream = runtime.generate(session_id, STREAMED)
-        times = [time.perf_counter() for event in stream if isinstance(event, TokenEvent)]
-    return [later - earlier for earlier, later in itertools.pairwise(times)]
-
-
-@contextmanager
-def _session(runtime: "Runtime", recall: int) -> Iterator[str]:
-    session_id = runtime.create_session(recall_tokens=recall, eos_token_ids=())
-    try:
-        yield session_id
-    finally:
-        runtime.close_session(session_id)
+    with session(runtime, text[:MESSAGE]) as session_id:
+        return gaps(arrivals(runtime.generate(session_id, STREAMED)))
 
 
 def _turn(runtime: "Runtime", session_id: str, message: Sequence[int]) -> tuple[float, DoneEvent]:

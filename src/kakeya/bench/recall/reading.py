@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kakeya.bench.recall.material import Trial
+from kakeya.bench.streams import tokens_of
 from kakeya.recall.index import PAGE, RecallIndex, Vocabulary
-from kakeya.types import DoneEvent, TokenEvent, TokenRange
+from kakeya.types import DoneEvent, TokenRange
 
 if TYPE_CHECKING:
     from kakeya.runtime import Runtime
@@ -151,5 +152,4 @@ def answer(
         runtime.close_session(session_id)
     done = events[-1]
     assert isinstance(done, DoneEvent)
-    tokens = [event.token_id for event in events if isinstance(event, TokenEvent)]
-    return Said(runtime.tokenizer.decode(tokens), done)
+    return Said(runtime.tokenizer.decode(tokens_of(events)), done)
