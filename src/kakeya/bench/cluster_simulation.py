@@ -8,9 +8,9 @@ import gc
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from kakeya.cluster.simulated.costs import Costs, Spread
 from kakeya.cluster.simulated.scenario import Look, Outcome, Scenario
 from kakeya.cluster.simulation import Simulation
 from kakeya.errors import ConfigError
+from kakeya.options import build
 
 # What the planner may take. A home that is chosen holds up a client, a plan for one node that node's drain.
 _LIMITS_S = {
@@ -213,25 +214,14 @@ class ClusterSimulation(Benchmark[ClusterSimulationResults]):
         self.costs()
 
     def scenario(self) -> Scenario:
-        names = [each for each in Scenario.__slots__ if each != "look_every_s"]
-        return Scenario(**{name: getattr(self, name) for name in names})
+        return build(Scenario, vars(self))
 
     def costs(self) -> Costs:
         """Raises ConfigError for a flag that cannot be read."""
-        return Costs(
-            bytes_per_token=self.bytes_per_token,
-            slots=self.slots,
-            host_wake=_spread("host-wake-ms", self.host_wake_ms),
-            disk_wake=_spread("disk-wake-ms", self.disk_wake_ms),
-            restart=_spread("restart-ms", self.restart_ms),
-            move=_spread("move-ms", self.move_ms),
-            call_s=self.call_ms / MS,
-            prompt_tokens_per_s=self.prompt_tokens_per_s,
-            decode=_speeds(self.decode),
-            detection_s=self.detection_s,
-            node_start_s=self.node_start_s,
-            link_bytes_per_s=self.link_bytes_per_s,
-        )
+        spreads = ("host_wake", "disk_wake", "restart", "move")
+        read = {name: _spread(f"{name}_ms", getattr(self, f"{name}_ms")) for name in spreads}
+        decode = _speeds(self.decode)
+        return build(Costs, {**vars(self), **read, "decode": decode, "call_s": self.call_ms / MS})
 
     def run(self, run: Run[ClusterSimulationResults]) -> ClusterSimulationResults:
         simulation = Simulation(self.scenario(), self.costs())
@@ -385,58 +375,54 @@ def _planner(call: str, took: Sequence[tuple[float, float]]) -> Planner:
     return Planner(call, len(took), middle or 0.0, late or 0.0, max(wall), spent or 0.0)
 
 
+# Results under other names than the simulation has for them: as they are, and how they were spread.
+_COUNTS = {
+    "sessions_placed": "placed",
+    "sessions_refused": "refused",
+    "sessions_refused_with_room": "refused_with_room",
+    "sessions_unplaced": "unplaced",
+    "sessions_unplaced_with_room": "unplaced_with_room",
+    "sessions_closed": "closed",
+    "two_homes": "doubled",
+    "homes_overfull": "overfull",
+    "moves_broken_by_deaths": "broken_moves",
+    "fenced_writes": "fenced",
+    "stored_while_cut_off": "stored_by_cut_off",
+    "waited_for_a_node": "waited_for_node",
+}
+_SPREADS = {
+    "queued": "queued_s",
+    "move_pause_s": "pauses_s",
+    "turns_that_met_a_move_s": "waits_for_move_s",
+    "drain_s": "drain_s",
+    "drain_bytes": "drain_bytes",
+    "drain_sessions": "drain_sessions",
+    "recovery_s": "recovery_s",
+    "turns_that_met_a_death_s": "waits_after_death_s",
+}
+
+
 def _results(outcome: Outcome, seconds: float, wall_s: float) -> ClusterSimulationResults:
-    planner = [_planner(call, took) for call, took in outcome.planner_s.items()]
-    return ClusterSimulationResults(
-        sessions_placed=outcome.placed,
-        sessions_refused=outcome.refused,
-        sessions_refused_with_room=outcome.refused_with_room,
-        sessions_unplaced=outcome.unplaced,
-        sessions_unplaced_with_room=outcome.unplaced_with_room,
-        sessions_closed=outcome.closed,
-        lost=outcome.lost,
-        two_homes=outcome.doubled,
-        homes_overfull=outcome.overfull,
-        violations=outcome.violations,
-        checks=outcome.checks,
-        audits=outcome.audits,
-        turns=outcome.turns,
-        tokens=outcome.tokens,
-        tokens_per_s=outcome.tokens / seconds,
-        wakes=dict(sorted(outcome.wakes.items())),
-        busy_share=outcome.busy_share,
-        queued=_times(outcome.queued_s),
-        moves=outcome.moves,
-        moves_broken_by_deaths=outcome.broken_moves,
-        moved_bytes=outcome.moved_bytes,
-        move_pause_s=_times(outcome.pauses_s),
-        turns_that_met_a_move_s=_times(outcome.waits_for_move_s),
-        drain_s=_times(outcome.drain_s),
-        drain_bytes=_times(outcome.drain_bytes),
-        drain_sessions=_times(outcome.drain_sessions),
-        drains_put_off=outcome.drains_put_off,
-        rebalanced=outcome.rebalanced,
-        deaths=outcome.deaths,
-        cut_off=outcome.cut_off,
-        fenced_writes=outcome.fenced,
-        stored_while_cut_off=outcome.stored_by_cut_off,
-        waited_for_a_node=outcome.waited_for_node,
-        recovery_s=_times(outcome.recovery_s),
-        turns_that_met_a_death_s=_times(outcome.waits_after_death_s),
-        nodes_added=outcome.nodes_added,
-        nodes_removed=outcome.nodes_removed,
-        planner=tuple(planner),
-        looks=tuple(outcome.looks),
-        wall_s=wall_s,
-    )
+    told = {each.name: getattr(outcome, each.name) for each in fields(outcome)}
+    found: dict[str, Any] = {
+        **told,
+        **{name: told[theirs] for name, theirs in _COUNTS.items()},
+        **{name: _times(told[theirs]) for name, theirs in _SPREADS.items()},
+        "tokens_per_s": outcome.tokens / seconds,
+        "wakes": dict(sorted(outcome.wakes.items())),
+        "planner": tuple(_planner(call, took) for call, took in outcome.planner_s.items()),
+        "looks": tuple(outcome.looks),
+        "wall_s": wall_s,
+    }
+    return build(ClusterSimulationResults, found)
 
 
-def _spread(flag: str, text: str) -> Spread:
+def _spread(name: str, text: str) -> Spread:
     try:
         p50, p95 = (float(part) / MS for part in text.split(","))
     except ValueError:
         raise ConfigError(
-            f"{flag} must be a median and a 95th percentile, such as 10,20, got {text!r}"
+            f"{name.replace('_', '-')} must be a median and a 95th percentile, such as 10,20, got {text!r}"
         ) from None
     return Spread(p50, p95)
 
