@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kakeya.engine.cpu import backend
+from kakeya.engine import host
 from kakeya.engine.cpu.sampler import native_sampler
 from kakeya.engine.sampler import Sampler, SampleRequest, sample
 from kakeya.kernels import Kernels
@@ -34,7 +34,7 @@ def chosen_natively(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return count
 
-    monkeypatch.setattr(backend, "native_sampler", counting)
+    monkeypatch.setattr(host, "native_sampler", counting)
     return calls
 
 
@@ -53,7 +53,7 @@ def test_native_kernels_choose_the_samplers_tokens(
     def numpy_sampler(kernels: Kernels) -> Sampler:
         return sample
 
-    monkeypatch.setattr(backend, "native_sampler", numpy_sampler)
+    monkeypatch.setattr(host, "native_sampler", numpy_sampler)
     assert tokens(tiny_llama, KernelChoice.NATIVE) == native
 
 

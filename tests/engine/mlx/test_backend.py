@@ -64,10 +64,10 @@ def test_a_step_is_evaluated_once(engine: Engine, monkeypatch: pytest.MonkeyPatc
     say(engine, streaming, PROMPT, 1)
     engine.append(waiting, PROMPT * 3)
     steps: list[int] = []
-    computed = engine._backend._computed  # type: ignore[attr-defined]
+    computed = engine._backend.run  # type: ignore[attr-defined]
     monkeypatch.setattr(mx, "eval", lambda *what: (evaluated.append(1), real(*what)))
     monkeypatch.setattr(
-        engine._backend, "_computed", lambda *given: (steps.append(len(given[0])), computed(*given))[1]
+        engine._backend, "run", lambda *given: (steps.append(len(given[0])), computed(*given))[1]
     )
     streams = [engine.generate(sequence, 6, GREEDY) for sequence in (streaming, waiting)]
     assert [len(tokens_of(stream)) for stream in streams] == [6, 6]

@@ -8,18 +8,17 @@ import torch
 from torch import Tensor
 
 from kakeya.config import EngineConfig
-from kakeya.engine.backend import LaunchedStep, Reduction, StepOutput, StepResult
+from kakeya.engine.backend import Reduction, StepOutput
 from kakeya.engine.batch import Segment
 from kakeya.engine.beginnings import GRANULE
 from kakeya.engine.cpu.attention import AttentionStep, NativeAttention, TorchAttention
-from kakeya.engine.cpu.sampler import native_sampler
 from kakeya.engine.device import CPU
-from kakeya.engine.sampler import Sampler, SampleRequest, sample
+from kakeya.engine.host import HostBackend
 from kakeya.engine.slab import SlabPool, prefix_cache_bytes, slab_geometry
 from kakeya.errors import InvariantViolation
 from kakeya.kernels import Kernels
 from kakeya.models.decoder import Decoder
-from kakeya.types import Numerics, TokenEvent
+from kakeya.types import Numerics
 
 T = TypeVar("T")
 
@@ -38,23 +37,16 @@ def cpu_pool(decoder: Decoder, config: EngineConfig) -> SlabPool:
     return SlabPool(geometry, config.capacity, CPU, granule, prefix_cache_bytes(config, geometry))
 
 
-class CpuBackend:
+class CpuBackend(HostBackend):
     """The decoder in this process's memory, with native kernels where they were built."""
-
-    runs_ahead = False
-    draft_counts = ()
-    most_drafting = 0
 
     def __init__(
         self, decoder: Decoder, pool: SlabPool, numerics: Numerics, kernels: Kernels | None, fingerprint: str
     ) -> None:
+        super().__init__(pool, decoder.config.vocab_size, kernels, fingerprint)
         self._decoder = decoder
-        self.pool = pool
-        self.vocab_size = decoder.config.vocab_size
-        self.fingerprint = fingerprint
         self.any_cut = cuts_anywhere(decoder, numerics)
         self._logits = torch.empty((0, self.vocab_size))
-        self._sample: Sampler = sample if kernels is None else native_sampler(kernels)
         model = decoder.config
         sizes = {model.heads_of(layer).head_dim for layer in range(model.num_layers)}
         self._attention: Callable[[Sequence[Segment]], AttentionStep]
@@ -63,46 +55,17 @@ class CpuBackend:
         else:
             self._attention = partial(TorchAttention, model, pool, numerics)
 
-    def is_lost(self) -> bool:
-        return False
-
-    def launch(
-        self,
-        segments: Sequence[Segment],
-        requests: Sequence[SampleRequest],
-        hidden_layers: Sequence[int] = (),
-    ) -> LaunchedStep:
-        output = self.run(segments, hidden_layers)
-        return StepResult(self._sample(output.logits, requests), output.hidden)
-
-    def launch_drafting(
-        self, segments: Sequence[Segment], requests: Sequence[SampleRequest], count: int
-    ) -> LaunchedStep:
-        raise AssertionError("this backend has no drafter of its own")
-
-    def follow(self, step: LaunchedStep) -> LaunchedStep:
-        raise AssertionError("this backend does not run ahead")
-
     def score(self, segment: Segment, reduce: Reduction[T]) -> list[T]:
         hidden, _ = self._asked([segment], ())
         return [reduce(segment.start, self._decoder.logits(hidden))]
 
-    # What a drafter shares with the model that it guesses for.
-
     def embed(self, token_ids: Tensor) -> Tensor:
-        """What the first layer is given, float32 rows [n, hidden]."""
         return self._decoder.embed(token_ids)
 
     def logits(self, normed: Tensor) -> Tensor:
-        """What the head makes of normed rows, float32 [n, vocab]."""
         return self._decoder.logits(normed)
 
-    def choose(self, logits: Tensor, requests: Sequence[SampleRequest]) -> list[TokenEvent]:
-        """A token for each row of logits."""
-        return self._sample(logits, requests)
-
     def run(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> StepOutput:
-        """The logits of the asked-for rows, which the next run overwrites, and the hidden states."""
         hidden, taps = self._asked(segments, hidden_layers)
         room = self._room_for_logits(len(hidden))
         return StepOutput(self._decoder.logits(hidden, room) if len(hidden) else room, taps)

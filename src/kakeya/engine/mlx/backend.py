@@ -9,22 +9,21 @@ import torch
 from torch import Tensor
 
 from kakeya.config import EngineConfig
-from kakeya.engine.backend import LaunchedStep, Reduction, StepOutput, StepResult
+from kakeya.engine.backend import Reduction, StepOutput
 from kakeya.engine.batch import Segment
 from kakeya.engine.beginnings import GRANULE
-from kakeya.engine.cpu.sampler import native_sampler
 from kakeya.engine.device import CPU
+from kakeya.engine.host import HostBackend
 from kakeya.engine.mlx.arrays import end_streams_with_thread, shared_zeros, to_mlx, to_torch
 from kakeya.engine.mlx.decoder import GroupOutput, MlxDecoder
 from kakeya.engine.mlx.tables import Group, groups_of
 from kakeya.engine.mlx.weights import MlxWeights
-from kakeya.engine.sampler import Sampler, SampleRequest, sample
 from kakeya.engine.slab import SlabGeometry, SlabPool, prefix_cache_bytes, slab_geometry
 from kakeya.errors import ConfigError
 from kakeya.kernels import Kernels
 from kakeya.models.config import ModelConfig
 from kakeya.models.float_types import FLOAT_TYPES
-from kakeya.types import Numerics, TokenEvent
+from kakeya.types import Numerics
 
 T = TypeVar("T")
 
@@ -73,60 +72,27 @@ def device_name() -> str:
     return f"mlx {version('mlx')} ({where}: {info.get('device_name', info.get('architecture'))})"
 
 
-class MlxBackend:
+class MlxBackend(HostBackend):
     """The decoder and its slabs in memory that MLX and the host share."""
 
-    runs_ahead = False
+    pool: MlxPool
     # On a CPU MLX has one arithmetic for any number of rows. On a GPU bits depend on a row's company anyway.
     any_cut = True
-    draft_counts = ()
-    most_drafting = 0
 
     def __init__(self, weights: MlxWeights, pool: MlxPool, kernels: Kernels | None, fingerprint: str) -> None:
         mx.set_cache_limit(_CACHE_BYTES)
-        self.pool = pool
-        self.vocab_size = weights.config.vocab_size
-        self.fingerprint = fingerprint
+        super().__init__(pool, weights.config.vocab_size, kernels, fingerprint)
         self._model = weights.config
         self._decoder = MlxDecoder(weights, pool.geometry)
-        self._sample: Sampler = sample if kernels is None else native_sampler(kernels)
-
-    def is_lost(self) -> bool:
-        return False
-
-    def launch(
-        self,
-        segments: Sequence[Segment],
-        requests: Sequence[SampleRequest],
-        hidden_layers: Sequence[int] = (),
-    ) -> LaunchedStep:
-        output = self.run(segments, hidden_layers)
-        return StepResult(self._sample(output.logits, requests), output.hidden)
-
-    def launch_drafting(
-        self, segments: Sequence[Segment], requests: Sequence[SampleRequest], count: int
-    ) -> LaunchedStep:
-        raise AssertionError("this backend has no drafter of its own")
-
-    def follow(self, step: LaunchedStep) -> LaunchedStep:
-        raise AssertionError("this backend does not run ahead")
 
     def score(self, segment: Segment, reduce: Reduction[T]) -> list[T]:
-        return [reduce(segment.start, self._computed([segment], ()).logits)]
-
-    # What a drafter shares with the model that it guesses for.
+        return [reduce(segment.start, self.run([segment]).logits)]
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """What the first layer is given, float32 rows [n, hidden]."""
         return self._evaluated(self._decoder.embed(to_mlx(token_ids)))
 
     def logits(self, normed: Tensor) -> Tensor:
-        """What the head makes of normed rows, float32 [n, vocab]."""
         return self._evaluated(self._decoder.logits(to_mlx(normed)))
-
-    def choose(self, logits: Tensor, requests: Sequence[SampleRequest]) -> list[TokenEvent]:
-        """A token for each row of logits."""
-        return self._sample(logits, requests)
 
     def _evaluated(self, array: mx.array) -> Tensor:
         end_streams_with_thread()
@@ -134,10 +100,6 @@ class MlxBackend:
         return to_torch(array)
 
     def run(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> StepOutput:
-        """The logits of the asked-for rows, and the hidden states of all rows, in segment order."""
-        return self._computed(segments, hidden_layers)
-
-    def _computed(self, segments: Sequence[Segment], hidden_layers: Sequence[int]) -> StepOutput:
         end_streams_with_thread()
         groups = list(groups_of(segments, hidden_layers))
         outputs = [
