@@ -115,6 +115,6 @@ def test_what_is_loaded(model: Path) -> None:
     assert (alone.desk.capacity, alone.desk.tokenizer_digest) == (4096, "")
     assert bound.desk.capacity == 3
     assert len(bound.desk.tokenizer_digest) == 64
-    lines = list(_banner(alone.desk, "here:1", "nobody", None))
+    lines = list(_banner(alone, "here:1", "nobody", None))
     assert lines[0].endswith("proposes with ngram on here:1")
     assert "any tokenizer" in lines[3]

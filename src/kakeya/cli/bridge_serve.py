@@ -1,6 +1,5 @@
 """`kakeya bridge serve`: runs presets by name for callers elsewhere."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -9,13 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kakeya import logs
-from kakeya.cli.command import effective_settings
 from kakeya.cli.console import Screen
+from kakeya.cli.fronts import live_alone, shows_settings
 from kakeya.cli.grpc_options import GrpcOptions, limits, listening
-from kakeya.cli.watching import adopt_foreign_logs, metrics_endpoint
 from kakeya.errors import ConfigError
-from kakeya.options import SECRETS
 from kakeya.serving.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -51,38 +47,14 @@ class BridgeOptions(GrpcOptions):
 def serve(context: typer.Context, options: BridgeOptions) -> None:
     """Check every setting and every preset, then listen, serve and end what runs."""
     screen = Screen()
-    if options.print_config:
-        for line in effective_settings(context, options, SECRETS):
-            screen.line(line)
+    if shows_settings(screen, context, options):
         return
     config, load = options.server_config(), _loader(options)
-    from kakeya.cli.serve_banner import Notices
+    # Imported here because they take a while to import, and help should not wait for them.
+    from kakeya.bridge.server import BridgeServer
     from kakeya.metrics import BridgeMetrics
 
-    logs.configure(options.log_level, options.log_format)
-    adopt_foreign_logs()
-    notices = Notices(screen, config, options.log_format)
-    notices.warn()
-    metrics = BridgeMetrics()
-    with metrics_endpoint(options, metrics) as metrics_url:
-
-        def announce(runs: "Runs", address: str) -> None:
-            notices.say(_banner(runs, address, notices.callers(), metrics_url))
-
-        asyncio.run(_live(config, partial(load, metrics), announce))
-
-
-async def _live(
-    config: ServerConfig, load: "Callable[[], Runs]", announce: "Callable[[Runs, str], None]"
-) -> None:
-    """Start the server on this loop and live until a signal."""
-    from kakeya.bridge.server import BridgeServer
-    from kakeya.serving import lifecycle
-
-    server = BridgeServer(config)
-    await lifecycle.serve(
-        [server], load, lambda runs: announce(runs, server.address), config.shutdown_grace_s
-    )
+    live_alone(screen, options, config, BridgeMetrics(), BridgeServer, load, _banner)
 
 
 def _loader(options: BridgeOptions) -> "Callable[[BridgeMetrics], Runs]":

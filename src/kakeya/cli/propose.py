@@ -1,6 +1,5 @@
 """`kakeya propose`: serves proposers to verifiers on other machines."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,21 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kakeya import logs
-from kakeya.cli.command import ENVIRONMENT_PREFIX, command_of, effective_settings
+from kakeya.cli.command import ENVIRONMENT_PREFIX, command_of
 from kakeya.cli.console import FetchBar, Screen, human_bytes
+from kakeya.cli.fronts import live_alone, shows_settings
 from kakeya.cli.grpc_options import GrpcOptions, listening
 from kakeya.cli.memory import DEFAULT_BUDGETS, MOST_BY_DEFAULT, Budget, fitting_capacity
-from kakeya.cli.watching import adopt_foreign_logs, metrics_endpoint
 from kakeya.config import MODEL, NGRAM, EngineConfig
-from kakeya.options import SECRETS, ComputeOptions, memory
-from kakeya.serving.config import ServerConfig
+from kakeya.options import ComputeOptions, memory
 
 if TYPE_CHECKING:
     from kakeya.loading import LoadedModel
     from kakeya.metrics import ProposerMetrics
     from kakeya.models.checkpoint import Checkpoint
-    from kakeya.proposers.blocks import BlockMaker, Desk
+    from kakeya.proposers.blocks import BlockMaker
 
 _proposing = partial(typer.Option, rich_help_panel="What guesses")
 
@@ -64,38 +61,14 @@ class ProposeOptions(GrpcOptions, ComputeOptions):
 def propose(context: typer.Context, options: ProposeOptions) -> None:
     """Check every setting, then listen, load, serve and drain."""
     screen = Screen()
-    if options.print_config:
-        for line in effective_settings(context, options, SECRETS):
-            screen.line(line)
+    if shows_settings(screen, context, options):
         return
     config, load = options.server_config(), _loader(screen, options)
-    from kakeya.cli.serve_banner import Notices
+    # Imported here because they take a while to import, and help should not wait for them.
+    from kakeya.grpc_server.proposer_server import ProposerServer
     from kakeya.metrics import ProposerMetrics
 
-    logs.configure(options.log_level, options.log_format)
-    adopt_foreign_logs()
-    notices = Notices(screen, config, options.log_format)
-    notices.warn()
-    metrics = ProposerMetrics()
-    with metrics_endpoint(options, metrics) as metrics_url:
-
-        def announce(maker: "BlockMaker", address: str) -> None:
-            notices.say(_banner(maker.desk, address, notices.callers(), metrics_url))
-
-        asyncio.run(_live(config, partial(load, metrics), announce))
-
-
-async def _live(
-    config: ServerConfig, load: "Callable[[], BlockMaker]", announce: "Callable[[BlockMaker, str], None]"
-) -> None:
-    """Start the server on this loop and live until a signal."""
-    from kakeya.grpc_server.proposer_server import ProposerServer
-    from kakeya.serving import lifecycle
-
-    server = ProposerServer(config)
-    await lifecycle.serve(
-        [server], load, lambda maker: announce(maker, server.address), config.shutdown_grace_s
-    )
+    live_alone(screen, options, config, ProposerMetrics(), ProposerServer, load, _banner)
 
 
 def _loader(screen: Screen, options: ProposeOptions) -> "Callable[[ProposerMetrics], BlockMaker]":
@@ -166,9 +139,10 @@ def _verifier(model: str, config: EngineConfig) -> "LoadedModel | None":
     return load_model(model, replace(config, proposer=NO_PROPOSER, capacity=1))
 
 
-def _banner(desk: "Desk", address: str, callers: str, metrics_url: str | None) -> Iterator[str]:
+def _banner(maker: "BlockMaker", address: str, callers: str, metrics_url: str | None) -> Iterator[str]:
     import kakeya
 
+    desk = maker.desk
     yield f"kakeya {kakeya.__version__} proposes with {desk.name} on {address}"
     taken = f", {human_bytes(desk.held_bytes)}, taken now" if desk.held_bytes else ""
     yield f"  sessions  {desk.capacity:,} in memory at once{taken}"

@@ -1,6 +1,5 @@
 """`kakeya serve`: the gRPC and the HTTP server, from flags to a clean exit."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kakeya import logs, tracing
-from kakeya.cli.command import ENVIRONMENT_PREFIX, command_of, effective_settings
+from kakeya import tracing
+from kakeya.cli.command import ENVIRONMENT_PREFIX, command_of
 from kakeya.cli.console import FetchBar, Screen
+from kakeya.cli.fronts import live, shows_settings
 from kakeya.cli.memory import MOST_BY_DEFAULT, fitting_capacity
+from kakeya.cli.serve_banner import Banner
 from kakeya.cli.serve_options import ServeOptions
-from kakeya.cli.watching import adopt_foreign_logs, metrics_endpoint
-from kakeya.options import SECRETS
 from kakeya.serving.config import AdmissionConfig, HttpConfig, ServerConfig
 
 if TYPE_CHECKING:
@@ -47,9 +46,7 @@ class Settings:
 def serve(context: typer.Context, options: ServeOptions) -> None:
     """Check every setting, then listen, load, serve and drain."""
     screen = Screen()
-    if options.print_config:
-        for line in effective_settings(context, options, SECRETS):
-            screen.line(line)
+    if shows_settings(screen, context, options):
         return
     if options.cluster is not None:
         from kakeya.cli.cluster_front import serve_cluster
@@ -68,19 +65,18 @@ def run(
     """Check every setting, then listen, load, serve and drain. `opened` is told when it serves."""
     settings = Settings(options.server_config(), options.http_config(), options.admission_config())
     load = _loader(screen, options)
-    # Imported here because they take a while to import, and help should not wait for them.
-    from kakeya.cli.serve_banner import Banner
+    # Imported here because it takes a while to import, and help should not wait for it.
     from kakeya.metrics import Metrics
 
-    logs.configure(options.log_level, options.log_format)
-    adopt_foreign_logs()
     state = options.runtime_config().state
     banner = Banner(screen, settings.grpc, settings.http, options.log_format, state)
-    banner.warn()
     metrics = Metrics()
-    with metrics_endpoint(options, metrics) as metrics_url:
+
+    async def serve(metrics_url: str | None) -> None:
         show = partial(banner.show, metrics_url=metrics_url)
-        asyncio.run(_live(settings, metrics, lambda: load(metrics), show, make_server, opened))
+        await _live(settings, metrics, partial(load, metrics), show, make_server, opened)
+
+    live(options, banner, metrics, serve)
 
 
 async def _live(
