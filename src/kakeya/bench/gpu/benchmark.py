@@ -8,7 +8,8 @@ import typer
 
 from kakeya.bench.benchmark import Benchmark, Run
 from kakeya.bench.gpu.plan import FULL, QUICK, GpuPlan
-from kakeya.bench.gpu.results import GpuResults, Part, gpu_gates, show
+from kakeya.bench.gpu.results import GpuResults, Part, gpu_gates
+from kakeya.bench.gpu.tables import show
 from kakeya.bench.report import Gate
 from kakeya.errors import ConfigError
 

@@ -4,17 +4,9 @@ import torch
 import triton
 from torch import Tensor
 
-from kakeya.kernels.gpu import launches, triton_sampling
-from kakeya.kernels.gpu.device import (
-    decode,
-    draft_attention as drafting,
-    matmul,
-    prefill as prefilling,
-    rowwise,
-)
+from kakeya.kernels.gpu import launches, triton_attention, triton_sampling
+from kakeya.kernels.gpu.device import matmul, rowwise
 from kakeya.kernels.gpu.interface import (
-    MAX_KV_SPLITS,
-    TILE_ROWS,
     Activation,
     AttentionLayer,
     AttentionShape,
@@ -31,7 +23,6 @@ _GATES = {"silu": rowwise.SILU, "gelu_tanh": rowwise.GELU_TANH}
 _FEW_ROWS_OUTPUTS = 16  # that a program of a matmul of a few rows takes
 _COLUMNS = 1024  # that a program of a row-wise kernel takes
 _MAX_HEAD_DIM = 256
-_WITHOUT_PDL: dict[str, bool] = {"PDL": False}
 
 
 class TritonKernels:
@@ -252,76 +243,10 @@ class TritonKernels:
         scratch: Scratch,
         out: Tensor,
     ) -> None:
-        shape, count = layer.shape, len(qkv)
-        assert launches.power_of_two(splits) == splits <= MAX_KV_SPLITS, f"{splits} splits"
-        assert splits == 1 or count * splits <= len(scratch.partial_outputs), (
-            f"{count} rows in {splits} splits"
-        )
-        programs = count * shape.kv_heads * splits
-        padded = launches.power_of_two(shape.group)
-        variants = max(2, launches.MMA_COLUMNS // padded)
-        columns = variants * padded
-        launch = launches.decode_launch(shape.head_dim, layer.pool.itemsize, columns, splits, programs)
-        decode.decode_attention[(count * shape.kv_heads, splits)](
-            qkv,
-            layer.pool,
-            rotations,
-            rotations if layer.query_norm is None else layer.query_norm,
-            rotations if layer.key_norm is None else layer.key_norm,
-            rows.slabs,
-            rows.positions,
-            rows.sinks,
-            out,
-            scratch.partial_outputs,
-            scratch.stats,
-            scratch.arrived,
-            *_place(layer),
-            qkv.stride(0),
-            out.stride(0),
-            rotations.stride(0),
-            shape.capacity,
-            shape.slots,
-            shape.scale,
-            shape.norm_eps,
-            shape.softcap,
-            layer.local_window,
-            KV_HEADS=shape.kv_heads,
-            GROUP=shape.group,
-            PADDED=padded,
-            VARIANTS=variants,
-            D=shape.head_dim,
-            BLOCK=launch.slots,
-            SPLITS=splits,
-            QK_NORM=layer.query_norm is not None,
-            CAPPED=shape.softcap > 0,
-            num_warps=launch.warps,
-            num_stages=launch.stages,
-            maxnreg=launch.registers,
-            **self._attention_launch(programs),
-        )
+        triton_attention.decode_attention(qkv, layer, rotations, rows, splits, scratch, out, self._launch)
 
     def store_rows(self, qkv: Tensor, layer: AttentionLayer, rotations: Tensor, rows: RowTable) -> None:
-        shape = layer.shape
-        decode.store_rows[(len(qkv), shape.kv_heads)](
-            qkv,
-            layer.pool,
-            rotations,
-            rotations if layer.key_norm is None else layer.key_norm,
-            rows.slabs,
-            rows.positions,
-            rows.sinks,
-            *_place(layer),
-            qkv.stride(0),
-            rotations.stride(0),
-            shape.slots,
-            shape.norm_eps,
-            HEADS=shape.heads,
-            KV_HEADS=shape.kv_heads,
-            D=shape.head_dim,
-            QK_NORM=layer.key_norm is not None,
-            num_warps=1,
-            **self._launch,
-        )
+        triton_attention.store_rows(qkv, layer, rotations, rows, self._launch)
 
     def draft_attention(
         self,
@@ -334,49 +259,8 @@ class TritonKernels:
         scratch: Scratch,
         out: Tensor,
     ) -> None:
-        shape, count = layer.shape, len(qkv)
-        assert splits == 1 or count * splits <= len(scratch.partial_outputs), (
-            f"{count} rows in {splits} splits"
-        )
-        places, programs = count // sessions, sessions * shape.kv_heads * splits
-        drafting.draft_attention[(sessions * shape.kv_heads, splits)](
-            qkv,
-            layer.pool,
-            rotations,
-            rotations if layer.query_norm is None else layer.query_norm,
-            rotations if layer.key_norm is None else layer.key_norm,
-            rows.slabs,
-            rows.positions,
-            rows.sinks,
-            out,
-            scratch.partial_outputs,
-            scratch.stats,
-            scratch.arrived,
-            *_place(layer),
-            qkv.stride(0),
-            out.stride(0),
-            rotations.stride(0),
-            shape.capacity,
-            shape.slots,
-            shape.scale,
-            shape.norm_eps,
-            shape.softcap,
-            layer.local_window,
-            sessions,
-            ROWS=places,
-            PADDED_ROWS=launches.power_of_two(places),
-            NEW=max(16, launches.power_of_two(places)),
-            KV_HEADS=shape.kv_heads,
-            GROUP=shape.group,
-            PADDED=launches.power_of_two(shape.group),
-            D=shape.head_dim,
-            BLOCK=32,
-            SPLITS=splits,
-            QK_NORM=layer.query_norm is not None,
-            CAPPED=shape.softcap > 0,
-            num_warps=4,
-            num_stages=3,
-            **self._attention_launch(programs),
+        triton_attention.draft_attention(
+            qkv, layer, rotations, rows, sessions, splits, scratch, out, self._launch
         )
 
     def prefill_attention(
@@ -388,66 +272,7 @@ class TritonKernels:
         scratch: Scratch,
         out: Tensor,
     ) -> None:
-        shape = layer.shape
-        assert len(qkv) <= len(scratch.queries), f"{len(qkv)} prefill rows, room for {len(scratch.queries)}"
-        launch = launches.prefill_launch(shape.head_dim, layer.pool.itemsize)
-        heads = {"HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "D": shape.head_dim}
-        heads |= self._attention_launch(len(table.tiles) * shape.heads)
-        prefilling.prepare_rows[(len(qkv), shape.heads + shape.kv_heads)](
-            qkv,
-            rotations,
-            rotations if layer.query_norm is None else layer.query_norm,
-            rotations if layer.key_norm is None else layer.key_norm,
-            scratch.queries,
-            scratch.sink_queries,
-            scratch.keys,
-            qkv.stride(0),
-            rotations.stride(0),
-            shape.scale,
-            shape.norm_eps,
-            **heads,
-            QK_NORM=layer.query_norm is not None,
-            num_warps=1,
-        )
-        prefilling.prefill_attention[(len(table.tiles), shape.heads)](
-            scratch.queries,
-            scratch.sink_queries,
-            scratch.keys,
-            qkv,
-            layer.pool,
-            out,
-            table.tiles,
-            table.segments,
-            *_place(layer),
-            qkv.stride(0),
-            out.stride(0),
-            shape.capacity,
-            shape.slots,
-            shape.softcap,
-            layer.local_window,
-            **heads,
-            ROWS=TILE_ROWS,
-            BLOCK=launch.slots,
-            CAPPED=shape.softcap > 0,
-            num_warps=launch.warps,
-            num_stages=launch.stages,
-        )
-        prefilling.keep_rows[(len(qkv), shape.kv_heads)](
-            scratch.keys,
-            qkv,
-            layer.pool,
-            table.row_segments,
-            table.segments,
-            *_place(layer),
-            qkv.stride(0),
-            shape.slots,
-            **heads,
-            num_warps=1,
-        )
-
-    def _attention_launch(self, programs: int) -> dict[str, bool]:
-        """The launch options of attention: PDL only where programs are few."""
-        return self._launch if programs <= launches.FEW_PROGRAMS else _WITHOUT_PDL
+        triton_attention.prefill_attention(qkv, layer, rotations, table, scratch, out, self._launch)
 
     def sample(
         self,
@@ -459,9 +284,3 @@ class TritonKernels:
         sampled: Tensor,
     ) -> None:
         triton_sampling.sample(logits, rows, sampling, scratch, newest, sampled, self._launch)
-
-
-def _place(layer: AttentionLayer) -> tuple[int, int, int, int]:
-    """The layer's offset in a slab, and the strides of slabs, from keys to values, and of key heads."""
-    slab, layers, kinds, heads = layer.pool.stride()[:4]
-    return layer.index * layers, slab, kinds, heads

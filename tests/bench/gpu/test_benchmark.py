@@ -222,7 +222,7 @@ def test_bad_settings_are_refused(bench: GpuBench, message: str, monkeypatch: py
         bench.check(picture=True)
 
 
-@pytest.mark.parametrize("module", ["gpu.benchmark", "gpu.results", "quality.benchmark"])
+@pytest.mark.parametrize("module", ["gpu.benchmark", "gpu.results", "gpu.tables", "quality.benchmark"])
 def test_flags_and_conclusions_need_no_more_than_the_command_line_does(module: str) -> None:
     """They can be read anywhere, and help does not wait for torch."""
     modules = f"kakeya.bench.{module}, kakeya.bench.registry"

@@ -8,14 +8,15 @@ import pytest
 
 from kakeya.bench.gpu import results as row
 from kakeya.bench.gpu.plan import LARGE, SMALL
-from kakeya.bench.gpu.results import Absence, GpuResults, Part, gpu_gates, show
+from kakeya.bench.gpu.results import Absence, GpuResults, Part, gpu_gates
 from kakeya.bench.gpu.shapes import SHAPES
+from kakeya.bench.gpu.tables import show
 from kakeya.bench.registry import shown
 from kakeya.bench.report import as_json, from_json, read_report
 from kakeya.bench.stats import Samples
 from kakeya.bench.tables import Chart, Table
 
-REPORT = read_report(Path(__file__).parents[2] / "docs" / "evidence" / "gpu-h200.json")
+REPORT = read_report(Path(__file__).parents[3] / "docs" / "evidence" / "gpu-h200.json")
 GOOD: GpuResults = from_json(GpuResults, REPORT.results)
 SLOW, FAST = Samples((9.0,)), Samples((1e9,))
 UNKNOWN = {"earlier": None, "opened": None, "stepped": None}
