@@ -1,5 +1,5 @@
 """Every case runs with both implementations: on the device where there is one, in torch on the CPU, and in
-Triton's interpreter, which has a process of its own (test_gpu_interpreted.py)."""
+Triton's interpreter, which has a process of its own (test_interpreted.py)."""
 
 import os
 
