@@ -110,7 +110,7 @@ class ComputeOptions:
 
 @dataclass(frozen=True)
 class EngineOptions(ComputeOptions):
-    """The same for who may have remote proposers."""
+    """The same, for verbs that can ask remote proposers."""
 
     proposer_api_key: Annotated[str | None, _remote(help="The key for remote proposers.")] = None
     proposer_tls_ca: Annotated[
