@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from kakeya.config import EngineConfig
+from kakeya.config import CacheConfig, EngineConfig
 from kakeya.engine.beginnings import GRANULE
 from kakeya.engine.engine import Engine
 from kakeya.engine.sequence import TokenSequence
@@ -19,6 +19,7 @@ from kakeya.types import (
     SamplingParams,
     ShareBeginnings,
     TokenEvent,
+    TokenRange,
     WeightFormat,
 )
 from support import gguf_files, tiny
@@ -152,16 +153,28 @@ def test_owners_share_only_when_told(make_engine: MakeEngine) -> None:
 
 
 def test_a_session_past_its_first_lap_gives_what_it_pins(make_engine: MakeEngine) -> None:
-    engine, alone = make_engine(), make_engine(share_beginnings=ShareBeginnings.OFF)
+    engine, alone = make_engine(prefix_cache_bytes=0), make_engine(share_beginnings=ShareBeginnings.OFF)
     long = engine.open("me", [], pinned=40)
     say(engine, long, BEGINNING[:150], 3)
     _, answer, cached = ask(engine, BEGINNING[:60])
     assert cached == 40
     assert answer == ask(alone, BEGINNING[:60])[1]
+
+
+def test_a_closed_session_past_its_first_lap_leaves_what_it_pins(make_engine: MakeEngine) -> None:
+    engine, alone = make_engine(), make_engine(share_beginnings=ShareBeginnings.OFF)
+    long = engine.import_state(engine.export_state(outgrown(engine)), "another")
     engine.close(long)
-    _, answer, cached = ask(engine, [*BEGINNING[:45], 9])
-    assert cached >= 32
+    _, answer, cached = ask(engine, [*BEGINNING[:45], 9], "another")
+    assert cached == 32
     assert answer == ask(alone, [*BEGINNING[:45], 9])[1]
+
+
+def outgrown(engine: Engine) -> TokenSequence:
+    """A session that pins 40 tokens and is past its first lap."""
+    sequence = engine.open("me", [], pinned=40)
+    say(engine, sequence, BEGINNING[:150], 3)
+    return sequence
 
 
 def test_prompts_at_once_compute_their_beginning_once(make_engine: MakeEngine) -> None:
@@ -252,6 +265,99 @@ def test_a_failed_session_gives_nothing(make_engine: MakeEngine) -> None:
     first, _, _ = ask(engine, BEGINNING[:50])
     engine.read(first, lambda sequence: sequence.fail(InvariantViolation("INV-1", "as a test wants it")))
     assert ask(engine, [*BEGINNING[:50], 9])[2] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_session_that_sleeps_leaves_its_beginning_in_the_cache(make_engine: MakeEngine, kind: str) -> None:
+    heard = Heard()
+    engine, alone = make_engine(kind, heard), make_engine(kind, share_beginnings=ShareBeginnings.OFF)
+    first, _, _ = ask(engine, BEGINNING[:50])
+    engine.moves.lend(first)
+    engine.moves.leave(first)
+    assert heard.held[-1] > 0
+    _, answer, cached = ask(engine, [*BEGINNING[:50], 3, 4, 5])
+    assert cached == 50 // GRAIN[kind] * GRAIN[kind]
+    assert answer == ask(alone, [*BEGINNING[:50], 3, 4, 5])[1]
+
+
+def test_a_session_that_was_lent_and_stays_gives_its_beginning(make_engine: MakeEngine) -> None:
+    engine = make_engine(prefix_cache_bytes=0)
+    first, _, _ = ask(engine, BEGINNING[:50])
+    engine.moves.lend(first)
+    assert ask(engine, [*BEGINNING[:50], 9], "me")[2] == 0
+    engine.moves.stay(first)
+    assert ask(engine, [*BEGINNING[:50], 8], "me")[2] == 50
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("answer_tokens", [1, 70])
+def test_a_session_that_outgrows_its_lap_leaves_its_beginning_in_the_cache(
+    make_engine: MakeEngine, kind: str, answer_tokens: int
+) -> None:
+    """By a long prompt, or by what it says."""
+    heard, prompt = Heard(), BEGINNING[: 150 if answer_tokens == 1 else 60]
+    engine, alone = make_engine(kind, heard), make_engine(kind, share_beginnings=ShareBeginnings.OFF)
+    sequence = engine.open("me", [])
+    say(engine, sequence, prompt, answer_tokens)
+    assert engine.read(sequence, lambda each: each.slab.committed) >= 100
+    _, answer, cached = ask(engine, [*BEGINNING[:50], 3, 4, 5])
+    assert cached == 50 // GRAIN[kind] * GRAIN[kind]
+    assert answer == ask(alone, [*BEGINNING[:50], 3, 4, 5])[1]
+
+
+def test_a_prompt_of_one_block_is_saved_before_it_overwrites_itself(make_engine: MakeEngine) -> None:
+    engine = make_engine(prefill_block=128, max_batch_tokens=256)
+    alone = make_engine(share_beginnings=ShareBeginnings.OFF)
+    long = ask(engine, BEGINNING)[1]
+    assert long == ask(alone, BEGINNING)[1]
+    _, answer, cached = ask(engine, [*BEGINNING[:90], 3])
+    assert cached == 80
+    assert answer == ask(alone, [*BEGINNING[:90], 3])[1]
+
+
+def test_a_lap_ends_with_one_copy_of_what_others_do_not_have(make_engine: MakeEngine) -> None:
+    """What a live session has is copied from there, and each granule moves once."""
+    heard = Heard()
+    engine = make_engine("exact", heard)
+    ask(engine, BEGINNING[:64])
+    sequence = engine.open("me", [])
+    say(engine, sequence, BEGINNING[:150], 2)
+    (held,) = set(heard.held)
+    assert held == 2 * GRANULE * 512  # of six granules the other session has four
+    say(engine, sequence, BEGINNING[:30], 2)
+    assert set(heard.held) == {held}
+
+
+def test_what_a_recall_will_overwrite_is_saved_too(make_engine: MakeEngine) -> None:
+    engine = make_engine(cache=CacheConfig(4, 64, 8, 32))
+    alone = make_engine(cache=CacheConfig(4, 64, 8, 32), share_beginnings=ShareBeginnings.OFF)
+    sequence = engine.open("me", [], 4, 32)
+    say(engine, sequence, BEGINNING[:150], 3)
+    engine.recall(sequence, [TokenRange(40, 60)])
+    say(engine, sequence, BEGINNING[:30], 3)
+    _, answer, cached = ask(engine, [*BEGINNING[:50], 3])
+    assert cached == 48
+    assert answer == ask(alone, [*BEGINNING[:50], 3])[1]
+
+
+def test_of_a_beginning_that_was_copied_the_end_goes_first(make_engine: MakeEngine) -> None:
+    heard = Heard()
+    engine = make_engine("exact", heard, prefix_cache_bytes=FEW_BYTES)
+    engine.close(ask(engine, BEGINNING[:50])[0])
+    reader, _, cached = ask(engine, [*BEGINNING[:50], 9], "me")
+    assert cached == 48
+    engine.close(ask(engine, [3] * 40)[0])  # takes the free place and one more
+    assert heard.evicted == 1
+    engine.read(reader, engine._beginnings.forget)
+    assert ask(engine, [*BEGINNING[:50], 8])[2] == 32
+
+
+def test_more_granules_than_places_leave_the_start(make_engine: MakeEngine) -> None:
+    heard = Heard()
+    engine = make_engine("exact", heard, prefix_cache_bytes=FEW_BYTES)
+    engine.close(ask(engine, BEGINNING[:90])[0])
+    assert heard.evicted == 0
+    assert ask(engine, [*BEGINNING[:90], 9])[2] == 4 * GRANULE
 
 
 # Whatever happens in between.

@@ -5,7 +5,7 @@ values follow from the tokens up to it alone. So they can be copied, bit for bit
 granules of some tokens by a chain of digests: each digest covers its granule and all granules before it.
 
 A granule is copied from a live session that still has it, or from a bounded cache, into which it moves when
-the last live session that had it is closed.
+the last live session that had it is closed, is put to sleep or is about to overwrite it.
 """
 
 from array import array
@@ -25,7 +25,6 @@ from kakeya.types import ShareBeginnings
 GRANULE = 16
 """Tokens of a granule where a prompt may be cut anywhere. Elsewhere a granule is a whole prefill block."""
 
-_ABSENT = object()
 COMMON = ""
 """In the place of an owner: its beginnings are everybody's, and stay in the cache."""
 
@@ -49,13 +48,18 @@ class GranuleCache:
         return bool(self._kept)
 
     @property
+    def places(self) -> int:
+        """How many granules it has room for."""
+        return len(self._pool.granules)
+
+    @property
     def held_bytes(self) -> int:
-        return (len(self._pool.granules) - len(self._free)) * self._pool.granules[:1].nbytes
+        return (self.places - len(self._free)) * self._pool.granules[:1].nbytes
 
     def put(self, digest: bytes, slab: KVSlab, start: int) -> None:
         """Copy a granule from a slab, which makes it the most recently used one."""
         if digest in self:
-            self._touch(digest)
+            self.touch(digest)
             return
         place = self._make_room()
         if place is None:
@@ -77,16 +81,16 @@ class GranuleCache:
         place = self._kept[digest] if digest in self._kept else self._places[digest]
         for mine, theirs in self._pairs(place, slab, start):
             theirs.copy_(mine)
-        self._touch(digest)
+
+    def touch(self, digest: bytes) -> None:
+        """Make a granule the most recently used one, if it is here."""
+        if digest in self._places:
+            self._places.move_to_end(digest)
 
     def _pairs(self, place: int, slab: KVSlab, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Views of a place in the cache, and of the slots of a slab that hold the same."""
         mine = self._pool.geometry.by_slot(self._pool.granules[place])
         return zip(mine, slab.by_slot(start, start + self._pool.granule), strict=True)
-
-    def _touch(self, digest: bytes) -> None:
-        if digest in self._places:
-            self._places.move_to_end(digest)
 
     def _make_room(self) -> int | None:
         if self._free:
@@ -109,6 +113,8 @@ class Beginnings:
     ) -> None:
         self._share, self._granule, self._any_cut, self._observer = share, pool.granule, any_cut, observer
         self._cache = GranuleCache(pool)
+        self.lap = (pool.geometry.cache.capacity - 1) // pool.granule * pool.granule
+        """Where the last granule ends that a session has while nothing of it can be overwritten."""
         self._holders: dict[bytes, dict[TokenSequence, None]] = {}  # an ordered set for each digest
         self._held: dict[TokenSequence, list[bytes]] = {}
         self._chains: dict[tuple[TokenSequence, str], list[bytes]] = {}
@@ -144,26 +150,47 @@ class Beginnings:
             self._holders.setdefault(digest, {})[sequence] = None
             held.append(digest)
 
-    def forget(self, sequence: TokenSequence) -> tuple[list[bytes], list[bool]]:
-        """Nobody finds it any more. What it held, and of each granule whether nobody else holds it."""
-        held = self._held.pop(sequence, [])
+    def forget(self, sequence: TokenSequence) -> None:
+        """Nobody finds it any more."""
+        for digest in self._held.pop(sequence, ()):
+            self._drop_holder(digest, sequence)
         for scope in (sequence.owner, COMMON):
             self._chains.pop((sequence, scope), None)
-        return held, [self._drop_holder(digest, sequence) for digest in held]
 
     def release(self, sequence: TokenSequence) -> None:
         """Its slab is about to be given away: what no other live session has moves into the cache."""
-        held, is_last = self.forget(sequence)
-        if isinstance(sequence.error, InvariantViolation):
+        if not isinstance(sequence.error, InvariantViolation):
+            self._save(sequence, 0)
+        self.forget(sequence)
+
+    def outgrows(self, sequence: TokenSequence, rows: int) -> None:
+        """So many rows are about to be written. Where they end the first lap, what no other live session has
+        moves into the cache, but for what stays in its slot."""
+        slab = sequence.slab
+        if not slab.written <= self.lap < slab.written + rows:
             return
-        evictions = self._cache.evictions
+        self._save(sequence, slab.pinned // self._granule)  # a recall overwrites what lies behind
+        held, stays = self._held.get(sequence, []), slab.untouched // self._granule
+        for digest in held[stays:]:
+            self._drop_holder(digest, sequence)
+        del held[stays:]
+
+    def _save(self, sequence: TokenSequence, first: int) -> None:
+        """Copy its granules from `first` on into the cache, as far as no other live session has them."""
+        held, slab, cache = self._held.get(sequence, []), sequence.slab, self._cache
+        is_common, evictions = sequence.owner == COMMON, cache.evictions
+        ends = range(self._granule, _intact(slab) + 1, self._granule)
+        wanted = [
+            (digest, end - self._granule)
+            for digest, end in list(zip(held, ends, strict=False))[first:]
+            if is_common or self._is_alone(digest, sequence, end)
+        ]
         # From the end: no granule is of use without those before it, so they are to be evicted after it.
-        for index in reversed(range(min(len(held), _intact(sequence.slab) // self._granule))):
-            if is_last[index] or sequence.owner == COMMON:
-                self._cache.put(held[index], sequence.slab, index * self._granule)
-            if sequence.owner == COMMON:
-                self._cache.keep(held[index])
-        self._observer.prefix_cache(self._cache.held_bytes, self._cache.evictions - evictions)
+        for digest, start in reversed(wanted[: cache.places]):
+            cache.put(digest, slab, start)
+            if is_common:
+                cache.keep(digest)
+        self._observer.prefix_cache(cache.held_bytes, cache.evictions - evictions)
 
     def is_kept(self, token_ids: Sequence[int]) -> bool:
         """Whether all whole granules of a common beginning are in the cache, where they stay."""
@@ -195,6 +222,8 @@ class Beginnings:
         else:
             for index in range(start // self._granule, granules):
                 self._copy_granule(slab, chain[index], index * self._granule)
+            for digest in reversed(chain[:granules]):  # the end is to be evicted before the start
+                self._cache.touch(digest)
         slab.written = sequence.shareable = end
         sequence.copied += end - start
         sequence.commit()
@@ -224,13 +253,16 @@ class Beginnings:
             self._drop_holder(digest, sequence)
         return None
 
-    def _drop_holder(self, digest: bytes, sequence: TokenSequence) -> bool:
-        """Whether it was the last one."""
+    def _is_alone(self, digest: bytes, sequence: TokenSequence, end: int) -> bool:
+        """Whether no other live session's slab still has the first `end` tokens."""
+        others = self._holders.get(digest, {})
+        return not any(each is not sequence and end <= _intact(each.slab) for each in others)
+
+    def _drop_holder(self, digest: bytes, sequence: TokenSequence) -> None:
         holders = self._holders.get(digest, {})
-        was_there = holders.pop(sequence, _ABSENT) is not _ABSENT
-        if was_there and not holders:
-            del self._holders[digest]
-        return was_there and not holders
+        holders.pop(sequence, None)
+        if not holders:
+            self._holders.pop(digest, None)
 
     def _common_end(self, sequence: TokenSequence, holder: TokenSequence, end: int) -> int:
         """Beyond whole granules, as far as the tokens are the same, where a prompt may be cut anywhere."""

@@ -80,7 +80,7 @@ class Moves:
 
         def lend() -> SequenceState:
             sequence.rest()
-            self._beginnings.forget(sequence)
+            self._beginnings.release(sequence)
             sequence.leave_twins()
             sequence.is_lent = True
             state = lent_state(sequence, self._backend.fingerprint)

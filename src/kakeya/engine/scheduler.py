@@ -207,13 +207,22 @@ class Scheduler:
             if not computed.isdisjoint(self._beginnings.granules(sequence, first, first + 1)):
                 continue
             request.cached_tokens += self._beginnings.copy(sequence)
-            block = self._config.block_tokens
-            segment = _prompt_segment(request, min(block, room) if self._any_cut else block)
+            segment = _prompt_segment(request, self._most_rows(sequence, room))
             if segment.rows <= room:
                 if not isinstance(segment, RecallSegment):
                     computed.update(self._beginnings.granules(sequence, segment.start, segment.end))
                 return segment
         return None
+
+    def _most_rows(self, sequence: TokenSequence, room: int) -> int:
+        """How many rows a segment of a prompt may have: a whole block where its bits depend on the cut."""
+        block, written, lap = self._config.block_tokens, sequence.slab.written, self._beginnings.lap
+        if not self._any_cut:
+            return block
+        outgrows = self._beginnings.is_on and len(sequence.tokens) >= self._config.cache.capacity
+        if outgrows and written < lap:
+            return min(block, room, lap - written)  # so that the first lap is saved before it is overwritten
+        return min(block, room)
 
     def _charge(self, segment: PlannedSegment) -> None:
         rows = segment.rows + segment.own_drafts

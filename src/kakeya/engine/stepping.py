@@ -120,6 +120,7 @@ class Stepper:
             return None
         self._scheduler.repeat(before.segments)
         for segment in before.segments:
+            self._beginnings.outgrows(segment.sequence, 1 + before.own_drafts)
             segment.sequence.slab.written += 1 + before.own_drafts
             segment.request.in_flight += 1 + before.own_drafts
         launched = self._launched(lambda: self._backend.follow(before.launched))
@@ -136,6 +137,7 @@ class Stepper:
                 segment.request.in_flight += 1 + drafts
         try:
             for segment in segments:
+                self._beginnings.outgrows(segment.sequence, segment.rows + drafts)
                 segment.reserve()
             requests = [r for s in segments for r in s.sample_requests(self._config.cache.capacity)]
         except Exception as error:
