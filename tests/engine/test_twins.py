@@ -5,10 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
+from torch import Tensor
 
 from kakeya.config import EngineConfig
 from kakeya.engine.engine import Engine
+from kakeya.engine.recall import TAIL
 from kakeya.engine.sequence import TokenSequence
 from kakeya.observer import EngineObserver
 from kakeya.types import Numerics, SamplingParams, ShareBeginnings, TokenRange
@@ -160,16 +163,82 @@ def test_a_lent_fork_computes_for_itself(make: Make) -> None:
     assert sum(counted.computed) == len(PROMPT)
 
 
-def test_what_is_computed_or_recalls_makes_no_twins(make: Make) -> None:
+def test_what_is_computed_makes_no_twins(make: Make) -> None:
     engine, _ = make()
     sequence = engine.open("me", [])
     engine.append(sequence, [3])
     assert engine.fork(sequence).twins is None
-    recalling, _ = make(cache=WITH_RECALL)
-    original, fork = forks_of(recalling, 2, None, WITH_RECALL.recall)
-    assert (original.twins, fork.twins) == (None, None)
-    answers = [tokens_of(recalling.generate(each, 3, sampled(0))) for each in (original, fork)]
-    assert answers[0] == answers[1]
+
+
+LONG = PROMPT * 3
+"""So long that its last 128 tokens, which see what was recalled, begin behind the first lap."""
+NAMED = TokenRange(20, 24)
+
+
+def long_forks(engine: Engine, count: int) -> list[TokenSequence]:
+    original = engine.open("me", [], None, WITH_RECALL.recall)
+    engine.append(original, LONG)
+    engine.recall(original, [NAMED])
+    return [original, *(engine.fork(original) for _ in range(count - 1))]
+
+
+def slots_of(engine: Engine, sequence: TokenSequence) -> Tensor:
+    """A copy of what its pinned slots hold."""
+    return engine.read(
+        sequence, lambda each: torch.cat([p.clone() for p in each.slab.by_slot(0, each.slab.sink)])
+    )
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_forks_that_recall_share_the_prompt_up_to_there(make: Make, at_once: bool) -> None:
+    engine, counted = make(cache=WITH_RECALL)
+    (lonely,) = long_forks(engine, 1)
+    expected = tokens_of(engine.generate(lonely, 4, sampled(0)))
+    counted.computed.clear()
+    sequences = long_forks(engine, 3)
+    streams = [engine.generate(sequences[0], 4, sampled(0))]
+    said = [] if at_once else [tokens_of(streams.pop())]
+    streams += [engine.generate(each, 4, sampled(0)) for each in sequences[1:]]
+    assert said + [tokens_of(stream) for stream in streams] == [expected] * 3
+    at = (len(LONG) - TAIL) // TAIL * TAIL
+    assert sum(counted.computed) == len(LONG) + 2 * (len(LONG) - at)
+    for each in sequences:
+        assert each.slab.recalled == lonely.slab.recalled == (NAMED,)
+        assert slots_of(engine, each).equal(slots_of(engine, lonely))
+
+
+def test_a_fork_that_recalls_something_else_shares_what_comes_before(make: Make) -> None:
+    engine, counted = make(cache=WITH_RECALL)
+
+    def answers(*sequences: TokenSequence) -> list[list[int]]:
+        engine.recall(sequences[1], [TokenRange(30, 33)])
+        return [tokens_of(s) for s in [engine.generate(each, 4, sampled(0)) for each in sequences]]
+
+    apart = answers(*long_forks(engine, 1), *long_forks(engine, 1))
+    counted.computed.clear()
+    assert answers(*long_forks(engine, 2)) == apart
+    assert sum(counted.computed) == 2 * len(LONG) - TAIL
+
+
+def test_forks_of_a_session_that_has_recalled_share_its_next_prompt(make: Make) -> None:
+    engine, counted = make(cache=WITH_RECALL)
+
+    def second_turn(count: int) -> list[list[int]]:
+        (original,) = long_forks(engine, 1)
+        assert tokens_of(engine.generate(original, 2, sampled(0)))
+        engine.append(original, LONG)
+        engine.recall(original, [TokenRange(30, 33)])
+        sequences = [original, *(engine.fork(original) for _ in range(count - 1))]
+        counted.computed.clear()
+        said = [tokens_of(s) for s in [engine.generate(each, 4, sampled(0)) for each in sequences]]
+        for each in sequences:
+            engine.close(each)
+        return said
+
+    (expected,) = second_turn(1)
+    alone = sum(counted.computed)
+    assert second_turn(3) == [expected] * 3
+    assert sum(counted.computed) < alone + 2 * 2 * TAIL
 
 
 def recalling_forks(engine: Engine, count: int) -> list[TokenSequence]:
@@ -205,12 +274,26 @@ def test_a_twin_that_goes_on_and_recalls_takes_nothing_from_the_other(make: Make
     assert answers(*recalling_forks(engine, 2)) == apart
 
 
+@pytest.mark.parametrize("recalls", [False, True])
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_every_fork_says_what_it_would_have_said_alone(make: Make, data: st.DataObject) -> None:
+def test_every_fork_says_what_it_would_have_said_alone(
+    make: Make, recalls: bool, data: st.DataObject
+) -> None:
     """Forks taken, told more, started, cancelled and closed in any order."""
-    engine, _ = make()
-    members = dict(enumerate(forks_of(engine, 4)))
+
+    def opened(engine: Engine) -> TokenSequence:
+        if not recalls:
+            return forks_of(engine, 1)[0]
+        original = engine.open("me", [], None, WITH_RECALL.recall)
+        engine.append(original, LONG)
+        engine.recall(original, [NAMED], remember=True)
+        return original
+
+    changes = {"cache": WITH_RECALL} if recalls else {}
+    engine, _ = make(**changes)
+    first = opened(engine)
+    members = dict(enumerate([first, *(engine.fork(first) for _ in range(3))]))
     more: dict[int, tuple[int, ...]] = dict.fromkeys(members, ())
     started = {}
     for _ in range(data.draw(st.integers(1, 10))):
@@ -231,5 +314,9 @@ def test_every_fork_says_what_it_would_have_said_alone(make: Make, data: st.Data
             break
     said = {index: tokens_of(stream) for index, stream in started.items()}
     engine.shutdown()
-    solo, _ = make()
-    assert said == {index: alone(solo, index, 4, more[index]) for index in said}
+    solo, _ = make(**changes)
+    for index, tokens in said.items():
+        lonely = opened(solo)
+        solo.append(lonely, more[index])
+        assert tokens == tokens_of(solo.generate(lonely, 4, sampled(index)))
+        solo.close(lonely)

@@ -62,7 +62,9 @@ class ServeOptions(GrpcOptions, TalkOptions):
     ] = EngineConfig.share_beginnings
     prefix_cache_bytes: Annotated[
         int | None,
-        memory(help="Memory for beginnings of closed sessions; an eighth of the sessions' when left out."),
+        memory(
+            help="Memory for beginnings that no live session has; an eighth of the sessions' when left out."
+        ),
     ] = None
     warm_prefix: Annotated[
         Path | None,

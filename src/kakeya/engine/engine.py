@@ -207,7 +207,7 @@ class Engine:
                 copy.recall = self._recalls.fork(sequence.recall) if sequence.recall is not None else None
             self._beginnings.hold(copy)
             if self._backend.any_cut:
-                make_twins(sequence, copy)
+                make_twins(sequence, copy, self._recalls.recalls_at(sequence))
             return copy
 
         return self._inbox.ask(fork)

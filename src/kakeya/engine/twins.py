@@ -1,17 +1,18 @@
 """Forks whose prompt is not computed yet: one of them computes it, the others wait and copy its slab.
 
 Shared beginnings end where a history outgrows its slab. Forks have the same history at any length, so several
-choices for one prompt cost one prompt.
+choices for one prompt cost one prompt. Where they may recall, they share it up to where the turn sees what it
+recalls: that, and the prompt's last tokens, each computes by itself.
 """
 
 from kakeya.engine.sequence import TokenSequence
 
 
 class Twins:
-    """Sequences whose first `length` tokens are the same. Owned by the engine thread."""
+    """Sequences that need the same first `end` tokens computed. Owned by the engine thread."""
 
-    def __init__(self, length: int) -> None:
-        self.length = length
+    def __init__(self, end: int) -> None:
+        self.end = end
         self.members: set[TokenSequence] = set()
 
     def join(self, sequence: TokenSequence) -> None:
@@ -33,35 +34,34 @@ class Twins:
         return sequence is max(racing, key=_progress, default=sequence)
 
     def computed(self, leader: TokenSequence) -> None:
-        """Rows of a prompt were computed. When it is whole, all others copy it and the group is over.
-
-        The last token is left to each: its logits are what the first token is chosen from.
-        """
-        end = self.length - 1
-        if leader.slab.committed < end:
+        """Rows of a prompt were computed. When they are all, the others copy them and the group is over."""
+        slab, end = leader.slab, self.end
+        if slab.committed < end:
             return
         # Rows behind the end have overwritten what the window of the end still needs, unless they are spare.
-        # So has what the leader recalled since.
-        slab = leader.slab
-        is_intact = slab.written - self.length <= slab.geometry.cache.spare and slab.untouched == slab.sink
+        is_intact = slab.written - end - 1 <= slab.geometry.cache.spare
         for each in list(self.members):
-            if is_intact and each is not leader and each.slab.written < end < len(each.tokens):
+            is_behind = each is not leader and each.slab.written < end < len(each.tokens)
+            # Both have recalled the same: what the leader brought back since is its own.
+            if is_intact and is_behind and each.slab.recalled == slab.recalled:
                 each.copy_prompt(leader, end)
             self.leave(each)
 
 
-def make_twins(original: TokenSequence, fork: TokenSequence) -> None:
-    """Let the two share what neither has computed.
+def make_twins(original: TokenSequence, fork: TokenSequence, recalls_at: int) -> None:
+    """Let the two share what neither has computed. `recalls_at`: the first position of this prompt that would
+    see what is recalled.
 
-    Not where this prompt may recall: what a turn brings back lies in the slab, and each has a record of its
-    own. A prompt that the slab holds recalls nothing.
+    The prompt's last token is left to each: its logits are what the first token is chosen from. A prompt that
+    the slab holds recalls nothing.
     """
-    length = len(original.tokens)
-    may_recall = original.recall is not None and length > original.slab.geometry.cache.capacity
-    if may_recall or original.slab.written >= length - 1:
+    length, slab = len(original.tokens), original.slab
+    may_recall = original.recall is not None and length > slab.geometry.cache.capacity
+    end = min(recalls_at, length - 1) if may_recall else length - 1
+    if slab.written >= end:
         return
-    if original.twins is None or original.twins.length != length:
-        Twins(length).join(original)
+    if original.twins is None or original.twins.end != end:
+        Twins(end).join(original)
     assert original.twins is not None
     original.twins.join(fork)
 
