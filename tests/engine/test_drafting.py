@@ -181,6 +181,22 @@ def test_a_proposer_that_raises_costs_speed_only(
     assert engine.read(sequence, lambda s: s.draft.seats[0].state) is None
 
 
+@pytest.mark.parametrize("guess", [None, 7, ["a"], [3.5], [4, None], {4: 5}])
+def test_a_guess_that_is_none_costs_speed_only(decoder: tiny.Model, oracle: Oracle, guess: object) -> None:
+    """What a proposer gives in the place of tokens is looked at before it is used."""
+    config = tiny.engine_config()
+    proposer = FunctionProposer(lambda tokens: [])
+    proposer.propose = lambda requests: [guess for _ in requests]  # type: ignore[method-assign, return-value]
+    engine = Engine(tiny.make_backend(decoder, config), config, [proposer]).start()
+    try:
+        sequence = engine.open("someone", [])
+        assert say(engine, sequence, PROMPT, 12) == oracle.greedy(PROMPT, 12, 2, 8)
+        assert engine.read(sequence, lambda s: s.draft.seats[0].state) is None
+        assert say(engine, engine.open("someone", []), PROMPT, 3)
+    finally:
+        engine.shutdown()
+
+
 class Seen(Extended):
     """A real backend, which notes the runs in which hidden states were kept."""
 
@@ -220,6 +236,26 @@ def drafted(
     done = done_of(engine.generate(sequence, count, GREEDY))
     engine.shutdown()
     return done
+
+
+def test_a_guess_is_not_compared_with_what_the_client_says(decoder: tiny.Model, oracle: Oracle) -> None:
+    """One that was not drafted, because rows cost too much, and went on behind the token that ended it all."""
+    config = tiny.engine_config()
+    backend = tiny.make_backend(decoder, config)
+    engine = Engine(backend, config, [FreeGuesser(clairvoyant(oracle))], length=Priced(1.0)).start()
+    try:
+        end = oracle.greedy(PROMPT, 6, 2, 8)[-1]
+        sequence = engine.open("someone", [end])
+        engine.append(sequence, PROMPT)
+        said = tokens_of(engine.generate(sequence, 20, GREEDY, prediction=[end]))  # so that it is asked
+        assert said[-1] == end
+        was_right = engine.read(sequence, lambda s: s.draft.seats[0].acceptance.right)
+        assert was_right > 0
+        unlikely = [(token + 1) % tiny.VOCAB for token in clairvoyant(oracle)([*PROMPT, *said])]
+        assert len(say(engine, sequence, unlikely, 2)) == 2
+        assert engine.read(sequence, lambda s: s.draft.seats[0].acceptance.right) == was_right
+    finally:
+        engine.shutdown()
 
 
 def always_wrong(oracle: Oracle) -> Callable[[Sequence[int]], list[int]]:

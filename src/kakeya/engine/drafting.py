@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
+from operator import index
 
 from torch import Tensor
 
@@ -79,6 +81,7 @@ class Drafter:
         self._resting = 0
         for place, proposer in enumerate(self._proposers):
             seat = _drafts(request).seats[place]
+            seat.acceptance.watched = None  # what the client has said since was not to be guessed
             if isinstance(proposer, WorksAhead):
                 seat.acceptance.hope()
                 seat.let(partial(self._foretell, proposer, request, place))
@@ -146,16 +149,17 @@ class Drafter:
             found = proposer.propose(
                 [self._draft_request(each, place, limit, streams) for each, limit in limits.items()]
             )
-            pairs = list(zip(limits.items(), found, strict=True))
+            guessed = [
+                self._valid_prefix(tokens, limit)
+                for tokens, limit in zip(found, limits.values(), strict=True)
+            ]
         except Exception:
             log.exception("the proposer %s failed; its sessions go on without it", proposer.name)
             for request in limits:
                 _drafts(request).seats[place].fail()
             return []
-        self._note_seconds(place, limits, found, time.perf_counter() - began)
-        guesses = [
-            _Guess(request, place, self._valid_prefix(tokens[:limit])) for (request, limit), tokens in pairs
-        ]
+        self._note_seconds(place, limits, guessed, time.perf_counter() - began)
+        guesses = [_Guess(request, place, tokens) for request, tokens in zip(limits, guessed, strict=True)]
         if isinstance(proposer, WorksAhead):
             for guess in guesses:
                 if not guess.tokens:
@@ -232,11 +236,11 @@ class Drafter:
                     return True
         return False
 
-    def _valid_prefix(self, guess: Sequence[int]) -> Sequence[int]:
-        for index, token in enumerate(guess):
-            if not 0 <= token < self._vocab_size:
-                return guess[:index]
-        return guess
+    def _valid_prefix(self, guess: Sequence[int], limit: int) -> Sequence[int]:
+        """As many tokens as were asked for, up to one that is outside the vocabulary. Raises TypeError for
+        what is no whole number."""
+        tokens = [index(token) for token in guess[:limit]]
+        return list(takewhile(lambda token: 0 <= token < self._vocab_size, tokens))
 
     # After a step.
 
@@ -325,8 +329,8 @@ def accepted(segment: PlannedSegment, sampled: Sequence[TokenEvent]) -> Sequence
     draft, request = segment.draft, segment.request
     if request.constraint is None and not draft:
         return sampled
-    for index, token in enumerate(sampled):
+    for place, token in enumerate(sampled):
         stops = request.advance(token.token_id)
-        if stops or index == len(draft) or token.token_id != draft[index]:
-            return sampled[: index + 1]
+        if stops or place == len(draft) or token.token_id != draft[place]:
+            return sampled[: place + 1]
     return sampled
