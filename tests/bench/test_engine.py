@@ -9,7 +9,7 @@ import pytest
 
 from kakeya.bench import engine
 from kakeya.bench.cases import CHOICES, GREEDY, Case, Plan, Speeds
-from kakeya.bench.engine import Engine, EngineResults, Memory, Startup, concluded
+from kakeya.bench.engine import Engine, EngineResults, Memory, Startup, concluded, weights_on_disk
 from kakeya.bench.page import report_page
 from kakeya.bench.peers.llama import Peer
 from kakeya.bench.report import Gate, Report, as_json, from_json
@@ -19,7 +19,8 @@ from kakeya.bench.tables import Table
 PEER = Peer("l", "s", {}, 0.001)
 MB = 2**20
 MEMORY = Memory(100 * MB, 1000 * MB, 1100 * MB, pool_bytes=500 * MB, at_end_bytes=1105 * MB)
-STARTUP = Startup(Samples((2.0, 9.0, 3.0)), Samples((0.1, 0.2, 0.3)))
+MEMORY = replace(MEMORY, file_bytes=10**9)
+STARTUP = Startup(Samples((2.0, 9.0, 2.5)), Samples((0.1, 0.2, 0.3)), Samples((4.0, 9.0, 4.5)))
 
 
 def results_of(
@@ -57,7 +58,11 @@ def test_every_case_carries_both_sides_and_their_ratio() -> None:
     assert told["decode"][0]["ratio"] == 4.0
     assert from_json(EngineResults, told) == results
     del told["sampled"], told["peer"]["resident_bytes"]
-    assert from_json(EngineResults, told).sampled == [], "as in reports from before it was measured"
+    del told["memory"]["file_bytes"], told["startup"]["chat_seconds"]
+    old = from_json(EngineResults, told)  # from before all of it was measured
+    assert (old.sampled, old.memory.of_file, old.startup.chat_seconds.median) == ([], None, None)
+    assert [gate.passed for gate in gates_of(old, "over its file")] == [None]
+    assert [gate.passed for gate in gates_of(old, "`kakeya chat`")] == [None]
 
 
 def test_a_checkpoint_holds_what_was_measured_so_far_ordered_for_reading() -> None:
@@ -70,13 +75,21 @@ def test_a_checkpoint_holds_what_was_measured_so_far_ordered_for_reading() -> No
 
 def test_three_times_the_peer_passes_everything() -> None:
     gates = Engine().gates(results_of(300.0, 100.0))
-    assert len(gates) == 20
+    assert len(gates) == 22
     assert {gate.name: gate.passed for gate in gates if gate.passed is not True} == {
         "resident memory over llama.cpp's": None
     }
 
 
-SLOW = Startup(Samples((5.1,)), Samples((1.1,)))
+SLOW = Startup(Samples((3.01,)), Samples((1.1,)), Samples((5.01,)))
+
+
+def loaded(file_mb: int, taken_mb: int) -> EngineResults:
+    """A model in a file of so many MB, which takes so many in memory."""
+    after = MEMORY.before_open_bytes + MEMORY.pool_bytes + taken_mb * 10**6
+    return results_of(memory=replace(MEMORY, after_open_bytes=after, file_bytes=file_mb * 10**6))
+
+
 PEERS = "over llama.cpp's"
 
 
@@ -105,8 +118,15 @@ def beside(theirs: int | None) -> EngineResults:
         (beside(9999), PEERS, None, "--most-sessions 1"),
         *((alone(beside(theirs * MB)), PEERS, theirs >= 1105, "") for theirs in (1200, 1105, 1000)),
         (alone(beside(None)), PEERS, None, ""),
-        (results_of(), "launch", True, "3 is at most 5"),  # the median
+        (results_of(), "launch", True, "2.5 is at most 3"),  # the median
         (results_of(startup=SLOW), "launch", False, ""),
+        (replace(loaded(2200, 1), startup=SLOW), "launch", True, "3.01 is at most 6"),
+        (results_of(), "`kakeya chat`", True, "4.5 is at most 5"),
+        (results_of(startup=SLOW), "`kakeya chat`", False, ""),
+        (loaded(1100, 1209), "over its file", True, ""),
+        (loaded(1100, 1211), "over its file", False, ""),
+        (loaded(100, 300), "over its file", None, "from 1 GB on"),
+        (results_of(memory=replace(MEMORY, after_open_bytes=None)), "over its file", None, "not measured"),
         (results_of(startup=SLOW), "first token", False, ""),
     ],
 )
@@ -136,8 +156,8 @@ def test_tables_show_what_was_measured() -> None:
     assert speed[0] == ["prompt of 128", "300", "100", "3.00x"]
     assert sampled[0] == ["decode, 1 session at history 64, greedy", "300", "1.000"]
     assert sampled[-1] == ["decode, 32 sessions at history 64, top-p and penalty", "296", "0.985"]
-    assert memory == [["100.0", "1,000.0", "1,100.0", "1,105.0", "500.0"]]
-    assert start == [["3.00", "0.20"]]
+    assert memory == [["100.0", "1,000.0", "1,100.0", "1,105.0", "500.0", "953.7"]]
+    assert start == [["2.50", "0.20", "4.50"]]
     alone, *_ = (each for each in Engine.show(results_of(0.0)) if isinstance(each, Table))
     assert alone.cells[0] == ["prompt of 128", "–"], "no peer, and no measurement"
 
@@ -153,6 +173,7 @@ def test_the_engine_is_checkpointed_group_by_group(
     default_model: Path, monkeypatch: pytest.MonkeyPatch, measure: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(engine, "launch", lambda *_: (1.0, 0.1))
+    monkeypatch.setattr(engine, "chat", lambda *_: 2.0)
     bench = Engine(model=str(default_model), window=64, threads=2, quick=True, repeats=1)
     measured = measure(bench)
     assert len(measured.work) == 3 + bench.plan().pieces_of_work(sides=1, repeats=1)
@@ -163,4 +184,19 @@ def test_the_engine_is_checkpointed_group_by_group(
     assert facts["runtime"]["share_beginnings"] == "off", "or prompts would be copied, not computed"
     assert measured.results.memory.pool_bytes == facts["runtime"]["pool_bytes"]
     assert measured.results.peer is None
+    assert measured.results.memory.file_bytes == default_model.stat().st_size
     assert measured.results.startup.ready_seconds.samples == (1.0,)
+    assert measured.results.startup.chat_seconds.samples == (2.0,)
+
+
+def test_all_parts_of_a_model_count(tmp_path: Path) -> None:
+    for name in (
+        "a-00001-of-00002.gguf",
+        "a-00002-of-00002.gguf",
+        "b.gguf",
+        "b.safetensors",
+        "c.safetensors",
+    ):
+        (tmp_path / name).write_bytes(b"x" * 10)
+    sizes = [weights_on_disk(tmp_path / name) for name in ("a-00001-of-00002.gguf", "b.gguf", "")]
+    assert sizes == [20, 10, 20]

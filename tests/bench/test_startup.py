@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from kakeya.bench import startup
+from kakeya.bench.engine import Engine
 from kakeya.bench.report import from_json
-from kakeya.bench.startup import launch
+from kakeya.bench.startup import chat, launch
 from kakeya.config import CacheConfig, EngineConfig
 from kakeya.errors import ConfigError
 from kakeya.types import DType, KernelChoice, Numerics, WeightFormat
@@ -45,3 +46,18 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(startup.sys, "executable", "true")
     with pytest.raises(ConfigError, match="no message"):
         launch("any", CONFIG)
+
+
+def test_a_chat_is_timed_from_the_command(default_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAKEYA_MODEL", "what the user has set counts for nothing")
+    began = time.perf_counter()
+    seconds = chat(Engine(model=str(default_model), threads=2))
+    assert 0.5 < seconds < time.perf_counter() - began
+
+
+def test_a_chat_that_says_nothing_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="gave no answer: .*absent"):
+        chat(Engine(model=str(tmp_path / "absent.gguf")))
+    monkeypatch.setattr(startup.sys, "executable", "true")
+    with pytest.raises(ConfigError, match="no message"):
+        chat(Engine())

@@ -239,7 +239,7 @@ def drafted(
 
 
 def test_a_guess_is_not_compared_with_what_the_client_says(decoder: tiny.Model, oracle: Oracle) -> None:
-    """One that was not drafted, because rows cost too much, and went on behind the token that ended it all."""
+    """One that was not drafted, because rows cost too much, and went on behind the answer's last token."""
     config = tiny.engine_config()
     backend = tiny.make_backend(decoder, config)
     engine = Engine(backend, config, [FreeGuesser(clairvoyant(oracle))], length=Priced(1.0)).start()

@@ -1,6 +1,7 @@
 """`kakeya bench engine`: speed, memory and start of the runtime, alone or beside llama.cpp."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +17,7 @@ from kakeya.bench.peers.llama import LlamaProcess, Peer, require_llama
 from kakeya.bench.processes import resident_bytes
 from kakeya.bench.report import Gate, at_least, at_most, busy, bystanders_gate
 from kakeya.bench.runtime_side import OURS, RuntimeSide
-from kakeya.bench.startup import launch
+from kakeya.bench.startup import chat, launch
 from kakeya.bench.stats import Samples, median_of_ratios, ratio
 from kakeya.bench.tables import MIB, Chart, Column, Series, Table, over
 from kakeya.bench.text import prose
@@ -54,8 +55,15 @@ SAMPLED_TARGETS = {
 FLAT_HISTORIES = (2048, 16384)
 FLAT_LIMIT = 0.97
 MEMORY_LIMIT = 1.01
-START_LIMIT_SECONDS = 5.0
+# What a process may have in memory once the model is loaded, beside what it had before, of the model's file.
+FILE_LIMIT = 1.1
+# In smaller files a tokenizer and scratch memory weigh more than a tenth.
+LEAST_JUDGED_FILE_BYTES = 10**9
+START_LIMIT_SECONDS = 3.0
+# A file of so many bytes is to be loaded in that time, a larger one in proportion.
+START_FILE_BYTES = 1.1e9
 FIRST_TOKEN_LIMIT_SECONDS = 1.0
+CHAT_LIMIT_SECONDS = 5.0
 # What we may use of one core while the peer is timed.
 QUIET_LIMIT = 0.05
 
@@ -79,13 +87,21 @@ class Speed(Case):
 
 @dataclass(frozen=True)
 class Memory:
-    """Resident bytes of this process at four moments, and what the KV pool takes of them."""
+    """Resident bytes of this process at four moments, what the KV pool takes of them, and the file's size."""
 
     before_open_bytes: int | None
     after_open_bytes: int | None
     after_warm_up_bytes: int | None
     pool_bytes: int
     at_end_bytes: int | None = None
+    file_bytes: int | None = None
+
+    @property
+    def of_file(self) -> float | None:
+        """What the loaded model takes, as a part of its file: all but the pool and what was there before."""
+        if self.before_open_bytes is None or self.after_open_bytes is None:
+            return None
+        return ratio(self.after_open_bytes - self.before_open_bytes - self.pool_bytes, self.file_bytes)
 
     @property
     def growth(self) -> float | None:
@@ -94,19 +110,22 @@ class Memory:
 
 @dataclass(frozen=True)
 class Startup:
-    """Fresh processes, timed from launch to a loaded model, and from there to the first token."""
+    """Fresh processes, timed from launch to a loaded model, and from there to the first token; and from the
+    command `kakeya chat` to the first character of its answer."""
 
     ready_seconds: Samples
     first_token_seconds: Samples
+    chat_seconds: Samples = field(default_factory=Samples)
 
 
 _MEMORY_COLUMNS = [
     Column(name.replace("_", " "), f"{name}_bytes", MIB, ",.1f")
-    for name in ("before_open", "after_open", "after_warm_up", "at_end", "pool")
+    for name in ("before_open", "after_open", "after_warm_up", "at_end", "pool", "file")
 ]
 _START_COLUMNS = [
     Column("launch to loaded model", "ready_seconds.median", form=".2f"),
     Column("from there to first token", "first_token_seconds.median", form=".2f"),
+    Column("kakeya chat to its first character", "chat_seconds.median", form=".2f"),
 ]
 
 
@@ -156,7 +175,8 @@ class Engine(EngineBenchmark[EngineResults]):
         plan = self.plan()
         work = run.work(3 + plan.pieces_of_work(2 if self.peers else 1, self.repeats))
         work.piece(f"starting {self.model} in fresh processes")
-        times = [launch(self.model, self.engine_config(capacity=1)) for _ in range(min(3, self.repeats))]
+        starts = range(min(3, self.repeats))
+        times = [(*launch(self.model, self.engine_config(capacity=1)), chat(self)) for _ in starts]
         startup = Startup(*map(Samples, zip(*times, strict=True)))
         work.piece(f"loading {self.model}")
         # Sessions have the same text, and each is to compute it.
@@ -173,7 +193,8 @@ class Engine(EngineBenchmark[EngineResults]):
             for case in plan.largest_of_each_kind():  # so that scratch memory is there
                 ours.prepare(case)
                 ours.release()  # the next one's history is another session, and there is room for one batch
-            memory = Memory(before, opened, resident_bytes(), facts.pool_bytes)
+            file_bytes = weights_on_disk(Path(facts.path))
+            memory = Memory(before, opened, resident_bytes(), facts.pool_bytes, file_bytes=file_bytes)
             results = EngineResults([], [], memory, startup)
             peer: LlamaProcess | None = None
             if self.peers:
@@ -261,20 +282,46 @@ def _flat_gate(decode: Sequence[Speed]) -> Gate:
 
 
 def _behaviour_gates(results: EngineResults) -> list[Gate]:
-    """Memory does not grow and, with one session each, is not more than the peer's; the start is quick."""
-    growth, startup, peer = results.memory.growth, results.startup, results.peer
+    """Memory does not grow, is little more than the file, and with one session each not more than the peer's;
+    the start is quick."""
+    memory, startup, peer = results.memory, results.startup, results.peer
     # More sessions take more of ours, which is there from the start.
     alone = all(row.sessions == 1 for row in results.decode)
-    beside = ratio(results.memory.at_end_bytes, peer.resident_bytes) if peer and alone else None
+    beside = ratio(memory.at_end_bytes, peer.resident_bytes) if peer and alone else None
     no_beside = "judged with one session each: use --most-sessions 1" if peer else NO_PEER
     ready, first = startup.ready_seconds.median, startup.first_token_seconds.median
     launched, answered = "seconds from launch to a loaded model", "seconds from there to the first token"
+    start_limit = START_LIMIT_SECONDS * max(1.0, (memory.file_bytes or 0) / START_FILE_BYTES)
+    chatted = "seconds from `kakeya chat` to the first character of its answer"
     return [
-        at_most("resident memory, end over warm-up", growth, MEMORY_LIMIT, absent=NOT_MEASURED),
+        at_most("resident memory, end over warm-up", memory.growth, MEMORY_LIMIT, absent=NOT_MEASURED),
+        _file_gate(memory),
         at_most(f"resident memory over {PEER}'s", beside, 1.0, absent=no_beside),
-        at_most(launched, ready, START_LIMIT_SECONDS, absent=NOT_MEASURED),
+        at_most(launched, ready, start_limit, absent=NOT_MEASURED),
         at_most(answered, first, FIRST_TOKEN_LIMIT_SECONDS, absent=NOT_MEASURED),
+        at_most(chatted, startup.chat_seconds.median, CHAT_LIMIT_SECONDS, absent=NOT_MEASURED),
     ]
+
+
+def _file_gate(memory: Memory) -> Gate:
+    name, size = "memory of the loaded model over its file", memory.file_bytes
+    if size is not None and size < LEAST_JUDGED_FILE_BYTES:
+        small = f"judged from {LEAST_JUDGED_FILE_BYTES / 1e9:g} GB on: a tokenizer takes as much in any model"
+        return at_most(name, None, FILE_LIMIT, absent=small)
+    return at_most(name, memory.of_file, FILE_LIMIT, absent=NOT_MEASURED)
+
+
+def weights_on_disk(path: Path) -> int:
+    """The size of a model's weights: of its file, of all parts of a split one, or of a directory's."""
+    split = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", path.name)
+    if path.is_dir():
+        parts = list(path.glob("*.safetensors"))
+    elif split:
+        count = split[2]
+        parts = [path.with_name(f"{split[1]}-{n:05}-of-{count}.gguf") for n in range(1, int(count) + 1)]
+    else:
+        parts = [path]
+    return sum(part.stat().st_size for part in parts)
 
 
 def _speed_charts(results: EngineResults) -> Iterator[Chart]:

@@ -1,4 +1,4 @@
-"""How long a fresh process takes to load a model and to give its first token.
+"""How long fresh processes take to load a model and to give a first token: one that opens it, and a chat.
 
 Run as a program it opens the model described by its one JSON argument and says on standard output when
 it is ready and when the first token came; the parent holds the clock, so imports are counted too.
@@ -8,13 +8,18 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 
+from kakeya.bench.processes import clean_environment
 from kakeya.bench.report import from_json
 from kakeya.config import EngineConfig
 from kakeya.errors import ConfigError
+from kakeya.options import ComputeOptions, flags
 
 QUESTION = "What is the capital of France?"
+_CHAT_FLAGS = ("model", "backend", "threads", "kernels", "weights", "dtype")
+_ANSWER_TOKENS = 8
 
 
 def launch(model: str, config: EngineConfig) -> tuple[float, float]:
@@ -27,10 +32,34 @@ def launch(model: str, config: EngineConfig) -> tuple[float, float]:
         stamps = [time.perf_counter() for _ in process.stdout]
         _, errors = process.communicate()
     if process.returncode != 0 or len(stamps) != 2:
-        last = (errors.strip().splitlines() or ["no message"])[-1]
-        raise ConfigError(f"a fresh process could not load the model: {last}")
+        raise ConfigError(f"a fresh process could not load the model: {_last_line(errors)}")
     ready, first = stamps
     return ready - began, first - ready
+
+
+def chat(engine: ComputeOptions) -> float:
+    """Seconds from the command `kakeya chat` to the first character of its answer to a line of input, with
+    the proposers that a user has. Raises ConfigError when it fails."""
+    asked = {name: getattr(engine, name) for name in _CHAT_FLAGS} | {"max_tokens": _ANSWER_TOKENS}
+    command = [sys.executable, "-m", "kakeya", "chat", *flags(asked)]
+    pipe, environment = subprocess.PIPE, clean_environment()
+    began = time.perf_counter()
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):  # it has ended already, and says why
+            process.stdin.write(f"{QUESTION}\n".encode())
+            process.stdin.flush()
+        first = process.stdout.read(1)
+        seconds = time.perf_counter() - began
+        _, errors = process.communicate()
+    if process.returncode != 0 or not first:
+        raise ConfigError(f"`kakeya chat` gave no answer: {_last_line(errors.decode(errors='replace'))}")
+    return seconds
+
+
+def _last_line(errors: str) -> str:
+    return (errors.strip().splitlines() or ["no message"])[-1]
 
 
 def main(argument: str) -> None:
