@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from kakeya.cli.serve import planned_capacity
+from kakeya.cli.serve_options import ServeOptions
 from kakeya.config import EngineConfig, ProposerChoice, parse_proposers
-from kakeya.engine.slab import slab_geometry
+from kakeya.engine import backends
+from kakeya.engine.cuda.memory import device_memory
+from kakeya.engine.slab import prefix_cache_bytes, slab_geometry
 from kakeya.errors import ConfigError, CorruptCheckpoint, ModelNotFound
 from kakeya.loading import load_model
 from kakeya.models.checkpoint import open_checkpoint
@@ -17,11 +21,11 @@ from kakeya.proposers.desk import open_desk
 from kakeya.proposers.drafter import TrainedDrafter
 from kakeya.proposers.model import SmallModel
 from kakeya.proposers.ngram import LookUp
-from kakeya.proposers.opening import device_drafter, open_proposers, proposer_memory
+from kakeya.proposers.opening import device_drafter, open_proposers, proposer_memory, small_config
 from kakeya.proposers.remote import RemoteProposer
 from kakeya.runtime import Runtime
 from kakeya.text import Tokenizer
-from kakeya.types import BackendChoice
+from kakeya.types import BackendChoice, DType
 from support import serving, tiny
 from support.engines import RunsAhead
 from support.proposing import proposing
@@ -275,14 +279,46 @@ def test_a_device_fills_no_blocks(model: Path, tmp_path: Path) -> None:
         device_drafter(open_checkpoint(model), on_device, "tiny")
 
 
-def test_a_drafter_on_a_device_is_in_the_plan(model: Path, drafter: Path) -> None:
-    """A session has one more layer there, and the device holds buffers and weights."""
-    checkpoint, stored = open_checkpoint(model), read_drafter(drafter)
-    on_device = replace(config(f"drafter:{drafter}"), backend=BackendChoice.CUDA)
-    weights, each = proposer_memory(on_device, checkpoint, "tiny")
-    slab = slab_geometry(checkpoint.config, on_device).slab_bytes
-    assert each == slab_geometry(checkpoint.config, on_device, stored.config.layers).slab_bytes - slab
-    assert weights > sum(tensor.nbytes for tensor in stored.tensors.values())
+@pytest.mark.parametrize("kinds", ["drafter", "model", "model+drafter"])
+@pytest.mark.parametrize("sessions", [None, 300])
+def test_what_the_plan_for_a_device_allows_can_be_opened(
+    model: Path, drafter: Path, kinds: str, sessions: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all of its memory: the verifier is opened first, and each asks whether there is room."""
+    free = 3 * 10**9
+    monkeypatch.setattr(backends, "free_memory", lambda _: free)
+    named = {"drafter": f"drafter:{drafter}", "model": f"model:{model}"}
+    proposer = "+".join(named[kind] for kind in kinds.split("+"))
+    options = ServeOptions(model=str(model), proposer=proposer, memory_budget="100%", capacity=sessions)
+    checkpoint = open_checkpoint(model)
+    engine = replace(options.engine_config(), backend=BackendChoice.CUDA)
+    engine = replace(engine, capacity=planned_capacity(options, checkpoint, engine))
+    assert sessions is None or engine.capacity == sessions
+    stored = device_drafter(checkpoint, engine, "tiny")
+    shape = stored.config if stored is not None else None
+    geometry = slab_geometry(checkpoint.config, engine, shape.layers if shape is not None else 0)
+    prefix, own = (
+        prefix_cache_bytes(engine, geometry),
+        device_memory(checkpoint.config, engine, drafter=shape),
+    )
+    own.check(engine.capacity, geometry.slab_bytes, prefix, free)
+    left = free - own.total - prefix - engine.capacity * geometry.slab_bytes
+    if "model" in kinds:
+        small = small_config(engine)
+        slab = slab_geometry(checkpoint.config, small).slab_bytes
+        device_memory(checkpoint.config, small).check(engine.capacity, slab, 0, left)
+
+
+def test_a_small_model_on_a_device_has_wide_weights_buffers_and_graphs(default_model: Path) -> None:
+    """A quantized file says little of them."""
+    proposer = f"model:{default_model}"
+    asked = EngineConfig(backend=BackendChoice.CUDA, dtype=DType.BFLOAT16, proposer=proposer)
+    checkpoint = open_checkpoint(default_model)
+    held, _ = proposer_memory(asked, checkpoint, "any")
+    assert held == device_memory(checkpoint.config, small_config(asked)).total
+    assert held > 2 * 134_515_008
+    on_cpu, _ = proposer_memory(replace(asked, backend=BackendChoice.CPU), checkpoint, "any")
+    assert on_cpu < 1.2 * default_model.stat().st_size
 
 
 def test_a_runtime_drafts_with_what_its_configuration_names(model: Path, drafter: Path) -> None:

@@ -14,12 +14,14 @@ from kakeya.cli.fronts import live, shows_settings
 from kakeya.cli.memory import MOST_BY_DEFAULT, fitting_capacity
 from kakeya.cli.serve_banner import Banner
 from kakeya.cli.serve_options import ServeOptions
+from kakeya.config import EngineConfig
 from kakeya.serving.config import AdmissionConfig, HttpConfig, ServerConfig
 
 if TYPE_CHECKING:
     from kakeya.grpc_server import Server
     from kakeya.http_server import HttpServer
     from kakeya.metrics import Metrics
+    from kakeya.models.checkpoint import Checkpoint
     from kakeya.runtime import Runtime
     from kakeya.serving.commons import Commons
 
@@ -113,6 +115,38 @@ def _http_server(settings: Settings, commons: "Commons", metrics: "Metrics") -> 
     return HttpServer(settings.http, commons, metrics)
 
 
+def planned_capacity(options: ServeOptions, checkpoint: "Checkpoint", engine: EngineConfig) -> int:
+    """How many sessions to make room for, beside the model and its proposers. The backend must be chosen.
+
+    Raises ConfigError with the arithmetic when they do not fit.
+    """
+    from kakeya.engine.backends import room_for_sessions
+    from kakeya.engine.slab import prefix_cache_bytes, slab_geometry, undo_bytes
+    from kakeya.proposers.opening import device_drafter_shape, proposer_memory
+
+    most = options.capacity or MOST_BY_DEFAULT
+    drafter = device_drafter_shape(checkpoint, engine, options.model)
+    geometry = slab_geometry(checkpoint.config, engine, drafter.layers if drafter is not None else 0)
+    room = room_for_sessions(checkpoint, engine, most, drafter)
+    # Proposers' buffers grow with the sessions, too: plan them for no more than fit without them.
+    at_most = replace(engine, capacity=max(1, min(most, room // geometry.slab_bytes)))
+    proposer_weights, draft_state = proposer_memory(at_most, checkpoint, options.model)
+
+    def beside(sessions: int) -> int:
+        config = replace(engine, capacity=sessions)
+        shared = prefix_cache_bytes(config, geometry) + undo_bytes(config, geometry)
+        return shared + sessions * draft_state
+
+    return fitting_capacity(
+        options.capacity,
+        options.budget(engine.backend),
+        bytes_per_token=geometry.bytes_per_token,
+        slots=engine.cache.slots,
+        available=room - proposer_weights,
+        beside=beside,
+    )
+
+
 def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runtime]":
     """Check every setting that loading needs; returns what loads the runtime. Raises ConfigError."""
     asked, sessions = options.engine_config(), options.runtime_config()
@@ -125,30 +159,13 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
 
         with FetchBar(screen) as progress:
             path = resolve(options.model, progress, asked)
-        from kakeya.engine.backends import chosen_backend, room_for_sessions
-        from kakeya.engine.slab import prefix_cache_bytes, slab_geometry, undo_bytes
+        from kakeya.engine.backends import chosen_backend
         from kakeya.loading import give_back_memory
         from kakeya.models.checkpoint import open_checkpoint
-        from kakeya.proposers.opening import proposer_memory
         from kakeya.runtime import Runtime
 
         checkpoint, engine = open_checkpoint(path), chosen_backend(asked)
-        geometry = slab_geometry(checkpoint.config, engine)
-        proposer_weights, draft_state = proposer_memory(engine, checkpoint, options.model)
-        capacity = fitting_capacity(
-            options.capacity,
-            options.budget(engine.backend),
-            bytes_per_token=geometry.bytes_per_token,
-            slots=engine.cache.slots,
-            available=room_for_sessions(checkpoint, engine, options.capacity or MOST_BY_DEFAULT)
-            - proposer_weights,
-            beside=lambda sessions: (
-                prefix_cache_bytes(replace(engine, capacity=sessions), geometry)
-                + undo_bytes(replace(engine, capacity=sessions), geometry)
-                + sessions * draft_state
-            ),
-        )
-        engine = replace(engine, capacity=capacity)
+        engine = replace(engine, capacity=planned_capacity(options, checkpoint, engine))
         runtime = Runtime.open(checkpoint, engine, sessions, metrics, traces, name=options.model)
         for beginning in known:
             runtime.warm(beginning.token_ids(runtime.tokenizer))

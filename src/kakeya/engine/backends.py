@@ -20,7 +20,7 @@ from kakeya.kernels.gpu import GpuKernels, load_gpu_kernels
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.models.config import ModelConfig
-from kakeya.models.drafter import StoredDrafter
+from kakeya.models.drafter import DrafterConfig, StoredDrafter
 from kakeya.models.fitting import BYTES_PER_PARAMETER, PACKED_OVER_FILE
 from kakeya.models.float_types import FLOAT_TYPES
 from kakeya.models.loader import load_decoder
@@ -67,8 +67,11 @@ def _check_mlx(config: EngineConfig) -> None:
     check_mlx(config.numerics)
 
 
-def room_for_sessions(checkpoint: Checkpoint, config: EngineConfig, most: int) -> int:
-    """Bytes that a pool of up to `most` slabs may take beside the model. The backend must be chosen.
+def room_for_sessions(
+    checkpoint: Checkpoint, config: EngineConfig, most: int, drafter: DrafterConfig | None = None
+) -> int:
+    """Bytes that a pool of up to `most` slabs may take beside the model. The backend must be chosen, and the
+    `drafter` that a device runs by itself.
 
     Raises ConfigError when none are left.
     """
@@ -78,10 +81,11 @@ def room_for_sessions(checkpoint: Checkpoint, config: EngineConfig, most: int) -
     free = _free_on_device()
 
     def room(sessions: int) -> int:
-        return device_memory(model, replace(config, capacity=sessions)).room(free)
+        return device_memory(model, replace(config, capacity=sessions), drafter=drafter).room(free)
 
     # Buffers grow with the sessions: plan them for no more sessions than would fit without buffers.
-    fitting = room(1) // slab_geometry(model, config).slab_bytes
+    draft_layers = drafter.layers if drafter is not None else 0
+    fitting = room(1) // slab_geometry(model, config, draft_layers).slab_bytes
     return room(max(1, min(most, fitting)))
 
 

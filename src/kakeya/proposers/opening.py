@@ -8,7 +8,7 @@ from pathlib import Path
 from kakeya import kernels as native
 from kakeya.config import DRAFTER, MODEL, NO_PROPOSER, REMOTE, EngineConfig, ProposerChoice
 from kakeya.engine.backends import held_bytes
-from kakeya.engine.cuda.memory import drafter_bytes
+from kakeya.engine.cuda.memory import device_memory
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.slab import slab_geometry
 from kakeya.errors import ConfigError
@@ -16,7 +16,7 @@ from kakeya.loading import LoadedModel, load_model
 from kakeya.models.catalogue import resolve
 from kakeya.models.checkpoint import Checkpoint, open_checkpoint
 from kakeya.models.config import ModelConfig
-from kakeya.models.drafter import StoredDrafter, read_drafter
+from kakeya.models.drafter import DrafterConfig, StoredDrafter, read_drafter
 from kakeya.proposers.draft_states import state_bytes
 from kakeya.proposers.drafter import TrainedDrafter, Verifier
 from kakeya.proposers.model import SmallModel
@@ -58,7 +58,9 @@ def open_proposers(model: LoadedModel) -> tuple[LoadedModel, Sequence[Proposer]]
 
 
 def proposer_memory(config: EngineConfig, verifier: Checkpoint | None, name: str) -> tuple[int, int]:
-    """Bytes that proposers take: for their weights, and for each session. The backend must be chosen.
+    """Bytes that proposers take beside the backend: for their weights and what does not grow with the
+    sessions, and for each session. The backend must be chosen, and on a device the capacity: buffers grow
+    with it. A drafter that the device runs by itself is a part of its backend.
 
     Raises ConfigError for proposers that need the `verifier` where there is none.
     """
@@ -66,24 +68,23 @@ def proposer_memory(config: EngineConfig, verifier: Checkpoint | None, name: str
     for choice in config.proposers:
         if choice.kind == MODEL:
             checkpoint = open_checkpoint(resolve(choice.path, config=config))
-            weights += held_bytes(checkpoint, config)
+            weights += _small_model_memory(checkpoint, small_config(config))
             each += slab_geometry(checkpoint.config, config).slab_bytes
         elif choice.kind == DRAFTER:
             if verifier is None:
                 raise needs_verifier(choice)
-            stored = stored_drafter(choice, verifier.config, verifier.fingerprint, name)
-            for_all, for_one = _drafter_memory(stored, verifier.config, config)
-            weights += for_all
-            each += for_one
+            if config.backend is not BackendChoice.CUDA:
+                stored = stored_drafter(choice, verifier.config, verifier.fingerprint, name)
+                weights += sum(tensor.numel() for tensor in stored.tensors.values())  # in 8 bits
+                each += state_bytes(stored.config, config)
     return weights, each
 
 
-def _drafter_memory(stored: StoredDrafter, model: ModelConfig, config: EngineConfig) -> tuple[int, int]:
-    if config.backend is not BackendChoice.CUDA:
-        in_8_bits = sum(tensor.numel() for tensor in stored.tensors.values())
-        return in_8_bits, state_bytes(stored.config, config)
-    slab, layers = slab_geometry(model, config).slab_bytes, stored.config.layers
-    return drafter_bytes(model, config, stored.config), slab // model.num_layers * layers
+def _small_model_memory(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    """On a device it has buffers and graphs of its own, and checks before it is loaded that they fit."""
+    if config.backend is BackendChoice.CUDA:
+        return device_memory(checkpoint.config, config).total
+    return held_bytes(checkpoint, config)
 
 
 def device_drafter(checkpoint: Checkpoint, config: EngineConfig, name: str) -> StoredDrafter | None:
@@ -91,16 +92,32 @@ def device_drafter(checkpoint: Checkpoint, config: EngineConfig, name: str) -> S
 
     Raises ModelError, and ConfigError for one that it cannot run.
     """
-    if config.backend is not BackendChoice.CUDA:
-        return None
-    choice = next((choice for choice in config.proposers if choice.kind == DRAFTER), None)
-    if choice is None:
+    stored = _drafter_on_device(checkpoint, config, name)
+    if stored is not None:
+        choice = _drafter_of(config)
+        assert choice is not None
+        _warn_of_other_weights(stored, choice, checkpoint.fingerprint, name)
+    return stored
+
+
+def device_drafter_shape(checkpoint: Checkpoint, config: EngineConfig, name: str) -> DrafterConfig | None:
+    """What the plan of a device's memory needs to know of it. Raises as `device_drafter` does."""
+    stored = _drafter_on_device(checkpoint, config, name)
+    return stored.config if stored is not None else None
+
+
+def _drafter_on_device(checkpoint: Checkpoint, config: EngineConfig, name: str) -> StoredDrafter | None:
+    choice = _drafter_of(config)
+    if choice is None or config.backend is not BackendChoice.CUDA:
         return None
     stored = stored_drafter(choice, checkpoint.config, checkpoint.fingerprint, name)
-    _warn_of_other_weights(stored, choice, checkpoint.fingerprint, name)
     if stored.config.kind != "steps":
         raise ConfigError(f"{choice} fills blocks, which cuda does not run; train one with --kind steps")
     return stored
+
+
+def _drafter_of(config: EngineConfig) -> ProposerChoice | None:
+    return next((choice for choice in config.proposers if choice.kind == DRAFTER), None)
 
 
 def _warn_of_other_weights(
