@@ -185,6 +185,33 @@ def test_what_is_remembered_counts(make: Make) -> None:
     assert done_of(engine.generate(sequence, 1, GREEDY)).recalled == ranges((10, 16))
 
 
+def test_what_was_named_counts_when_more_is_to_be_remembered(make: Make) -> None:
+    engine = make()
+    sequence = talked(engine)
+    engine.recall(sequence, ranges((10, 16)))
+    with pytest.raises(InvalidArgument, match="with what the next turn was told to see 12 tokens"):
+        engine.recall(sequence, ranges((20, 26)), remember=True)
+    assert sequence.recall is not None
+    assert sequence.recall.remembered == ()
+    assert engine.recall(sequence, ranges((12, 16)), remember=True) == ranges((10, 16))
+    assert done_of(engine.generate(sequence, 1, GREEDY)).recalled == ranges((10, 16))
+
+
+@pytest.mark.parametrize("wanted", [ranges((10, 13), (20, 24)), ranges((90, 93))])
+def test_what_does_not_fit_leaves_the_old_set(make: Make, counted: Counted, wanted: object) -> None:
+    """As a state directory of an earlier version may say."""
+    engine = make()
+    sequence = talked(engine)
+    engine.recall(sequence, PAGES)
+    tokens_of(engine.generate(sequence, 1, GREEDY))
+    engine.append(sequence, [7])
+    assert sequence.recall is not None
+    sequence.recall.wanted = wanted
+    assert done_of(engine.generate(sequence, 1, GREEDY)).recalled == PAGES
+    assert counted.failed == 1
+    assert say(engine, sequence, [7], 1)
+
+
 @pytest.mark.parametrize("recall", [-1, RECALL + 1])
 def test_more_slots_than_there_are(make: Make, recall: int) -> None:
     with pytest.raises(InvalidArgument, match=f"recall_tokens must be from 0 to {RECALL}, got {recall}"):
@@ -560,6 +587,9 @@ def test_a_beginning_that_was_overwritten_is_not_shared(make: Make) -> None:
         {"recalled": [{"start": 5, "end": 2}]},
         {"recalled": [{"start": 10, "end": 20}]},
         {"remembered": None},
+        {"recalled": [{"start": 1, "end": 4}]},
+        {"wanted": [{"start": 0, "end": 4}]},
+        {"wanted": [{"start": 10, "end": 14}], "remembered": [{"start": 20, "end": 23}]},
     ],
 )
 def test_a_damaged_list_in_a_file(make: Make, tmp_path: Path, changes: dict[str, object]) -> None:

@@ -122,8 +122,7 @@ class TurnRecall:
         """Take what was chosen. It is over at once if that is what the slots hold."""
         if self._place is not None:
             return
-        chosen = self._chosen.result()
-        self._ranges = self._before if chosen is None else chosen
+        self._ranges = self._fitting(self._chosen.result())
         wanted, held = self._positions(self._ranges), self._positions(self._before)
         changed = np.flatnonzero(wanted != held)
         if not len(changed):
@@ -173,6 +172,20 @@ class TurnRecall:
             self._places.give_back(self._place)
             self._place = None
 
+    def _fitting(self, chosen: Ranges | None) -> Ranges:
+        """What was chosen; what is there already where nothing was, or what the slots cannot hold."""
+        if chosen is None:
+            return self._before
+        sequence = self._request.sequence
+        length = len(sequence.tokens)
+        if tokens_in(chosen) <= self._slab.recall and all(each.end <= length for each in chosen):
+            return chosen
+        log.error(
+            "%s do not fit into %d slots; the session sees what it saw before", chosen, self._slab.recall
+        )
+        sequence.observer.recall_searched(0.0, failed=True)
+        return self._before
+
     def _positions(self, ranges: Ranges) -> npt.NDArray[np.int64]:
         return recalled_positions(ranges, self._slab.pinned, self._slab.recall)
 
@@ -216,7 +229,8 @@ class Recalls:
             return None
         query = self._query(sequence, session, at)
         if session.wanted is not None:
-            return TurnRecall(request, at, _known(_merged(session.wanted + query.remembered)), self._places)
+            named = brought_back(session.wanted, query.remembered)
+            return TurnRecall(request, at, _known(named), self._places)
         if session.turn_from == query.end:
             return None  # the answer goes on
         if session.retriever is None:
@@ -233,21 +247,21 @@ class Recalls:
         session, at = sequence.recall, self.recalls_at(sequence)
         if session is None:
             raise InvalidArgument("the session has no slots for recall: create it with recall_tokens")
-        slab, length = sequence.slab, len(sequence.tokens)
-        check_ranges(ranges, length)
-        remembered = _merged(ranges) if remember else session.remembered
-        if not remember:
-            _check_out_of_sight(ranges, slab, at)
-        named = remembered if remember else _merged((*ranges, *remembered))
-        total = sum(each.length for each in named)
-        if total > slab.recall:
-            beside = "with what is remembered " if remembered and not remember else ""
-            raise InvalidArgument(f"the ranges are {beside}{total} tokens, recall_tokens is {slab.recall}")
+        slab, wanted, remembered = sequence.slab, session.wanted, session.remembered
+        check_ranges(ranges, len(sequence.tokens))
         if remember:
-            session.remembered = remembered
+            remembered = _merged(ranges)
         else:
-            session.wanted = tuple(sorted(ranges))
-        return _merged((*(session.wanted or ()), *self._query(sequence, session, at).remembered))
+            _check_out_of_sight(ranges, slab, at)
+            wanted = tuple(sorted(ranges))
+        total = tokens_in(brought_back(wanted, remembered))
+        if total > slab.recall:
+            others = wanted if remember else remembered
+            known = "what the next turn was told to see" if remember else "what is remembered"
+            beside = f"with {known} " if others else ""
+            raise InvalidArgument(f"the ranges are {beside}{total} tokens, recall_tokens is {slab.recall}")
+        session.wanted, session.remembered = wanted, remembered
+        return brought_back(wanted, self._query(sequence, session, at).remembered)
 
     def fork(self, session: SessionRecall) -> SessionRecall:
         """For a session that goes on from the same history."""
@@ -325,6 +339,15 @@ def check_ranges(ranges: Sequence[TokenRange], length: int) -> None:
             )
 
 
+def tokens_in(ranges: Sequence[TokenRange]) -> int:
+    return sum(each.length for each in ranges)
+
+
+def brought_back(wanted: Ranges | None, remembered: Ranges) -> Ranges:
+    """What a client named for a turn together with what is always remembered."""
+    return _merged((*(wanted or ()), *remembered))
+
+
 def _check_out_of_sight(ranges: Sequence[TokenRange], slab: KVSlab, at: int) -> None:
     if ranges and at < slab.geometry.cache.capacity:
         raise InvalidArgument(
@@ -343,8 +366,7 @@ def _check_out_of_sight(ranges: Sequence[TokenRange], slab: KVSlab, at: int) -> 
 def _checked(ranges: Sequence[TokenRange], query: RecallQuery) -> Ranges:
     """What a retriever chose. Raises ValueError where it breaks its promises."""
     check_ranges(ranges, query.length - query.window + 1)
-    total = sum(each.length for each in ranges)
-    if total > query.recall or any(each.start < query.pinned for each in ranges):
+    if tokens_in(ranges) > query.recall or any(each.start < query.pinned for each in ranges):
         raise ValueError(f"a retriever chose {ranges}, asked for {query}")
     return tuple(sorted(ranges))
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kakeya.engine.device import DeviceEvent, deliver, fetch, receive
-from kakeya.engine.recall import Ranges, check_ranges
+from kakeya.engine.recall import Ranges, brought_back, check_ranges, tokens_in
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import SlabGeometry
 from kakeya.errors import InvalidArgument, KakeyaError, StateMismatch
@@ -311,10 +311,13 @@ def check_recall(recall: RecallState, sink: int, length: int) -> None:
     """Raises ValueError or InvalidArgument for what a session of `length` tokens cannot have recalled."""
     if not 0 < recall.slots <= sink or not 0 <= recall.turn_from <= length:
         raise ValueError(f"{recall} in a session that pins {sink} of {length} tokens")
-    for ranges in (recall.recalled, recall.remembered, recall.wanted or ()):
+    together = brought_back(recall.wanted, recall.remembered)  # a turn brings back both at once
+    for ranges in (recall.recalled, recall.remembered, recall.wanted or (), together):
         check_ranges(ranges, length)
-        if sum(each.length for each in ranges) > recall.slots:
+        if tokens_in(ranges) > recall.slots:
             raise ValueError(f"{ranges} in {recall.slots} slots")
+    if any(each.start < sink - recall.slots for each in (*recall.recalled, *(recall.wanted or ()))):
+        raise ValueError(f"{recall} brings back what is pinned")
 
 
 def _ring_index(state: SequenceState) -> int:
