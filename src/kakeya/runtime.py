@@ -284,14 +284,20 @@ class Runtime:
         than `recall_tokens`, and for a session without recall.
         """
 
+        call = Call("recall", session_id, request_id)
+
         def name() -> tuple[TokenRange, ...]:
             session = self._used(session_id, owner)
             with self._keeping.working(session) as sequence:
                 named = self._engine.recall(sequence, ranges, remember=remember)
-                self._keeping.recalled(session)
+                try:
+                    self._keeping.recalled(session, named, call)
+                except BaseException:
+                    self._engine.take_back_recall(sequence)
+                    raise
                 return named
 
-        return self._answers.once(owner, Call("recall", session_id, request_id), name)
+        return self._answers.once(owner, call, name)
 
     def info(self, session_id: str, *, owner: str = LOCAL_OWNER) -> SessionInfo:
         """What the session holds. Asking does not refresh the idle clock."""

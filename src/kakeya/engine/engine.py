@@ -173,6 +173,11 @@ class Engine:
 
         return self._inbox.ask(name)
 
+    def take_back_recall(self, sequence: TokenSequence) -> None:
+        """Undo a `recall` that nothing has followed."""
+        assert sequence.recall is not None, "its ranges were taken"
+        self._inbox.ask(sequence.recall.take_back_named)
+
     def read(self, sequence: TokenSequence, view: Callable[[TokenSequence], T]) -> T:
         """A consistent look at a sequence: `view` runs on the engine thread."""
         return self.read_all([sequence], partial(view, sequence))

@@ -63,6 +63,16 @@ class SessionRecall:
         """Where the turn began that has no answer yet."""
         self.seconds = 0.0
         """What the last recall took."""
+        self._before_named: tuple[Ranges | None, Ranges] = (None, ())
+
+    def name(self, wanted: Ranges | None, remembered: Ranges) -> None:
+        """The client has named what to bring back."""
+        self._before_named = self.wanted, self.remembered
+        self.wanted, self.remembered = wanted, remembered
+
+    def take_back_named(self) -> None:
+        """Undo a `name` that nothing has followed."""
+        self.wanted, self.remembered = self._before_named
 
     def answered(self, length: int, seconds: float) -> None:
         """A turn is over: something of its answer was taken. Its recall has taken so long."""
@@ -260,7 +270,7 @@ class Recalls:
             known = "what the next turn was told to see" if remember else "what is remembered"
             beside = f"with {known} " if others else ""
             raise InvalidArgument(f"the ranges are {beside}{total} tokens, recall_tokens is {slab.recall}")
-        session.wanted, session.remembered = wanted, remembered
+        session.name(wanted, remembered)
         return brought_back(wanted, self._query(sequence, session, at).remembered)
 
     def fork(self, session: SessionRecall) -> SessionRecall:

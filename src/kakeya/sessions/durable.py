@@ -27,7 +27,7 @@ from kakeya.storage.handoffs import Leaving
 from kakeya.storage.parcels import Parcel
 from kakeya.storage.records import StoredAnswer, StoredSession
 from kakeya.storage.store import StateStore
-from kakeya.types import Document, TierFacts
+from kakeya.types import Document, TierFacts, TokenRange
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -167,8 +167,9 @@ class Durable(Keeping):
         except KakeyaError as error:  # closed: what is not stored here is counters
             log.info("counters of a session are not stored: %s", error)
 
-    def recalled(self, session: Session) -> None:
-        self._shelf.note(session, is_open=True).result()
+    def recalled(self, session: Session, named: Sequence[TokenRange], call: Call) -> None:
+        answer = call.answered(session.owner, [(each.start, each.end) for each in named])
+        self._shelf.note(session, is_open=True, answer=answer).result()
 
     @contextmanager
     def closing(self, session: Session) -> Iterator[None]:
@@ -310,6 +311,8 @@ def _remember(stored: Sequence[StoredAnswer], lengths: Mapping[str, int], answer
             answer = StoredGenerate.read(answer, lengths[each.session_id])
         elif each.call in ("fork", "import"):
             answer = (answer[0], answer[1])
+        elif each.call == "recall":
+            answer = tuple(TokenRange(*pair) for pair in answer)
         answers.remember(each.owner, Call(each.call, each.session_id, each.request_id), answer)
 
 

@@ -16,7 +16,7 @@ from kakeya.sessions.recording import RecordedStream
 from kakeya.sessions.session import Session
 from kakeya.storage.handoffs import Leaving
 from kakeya.storage.parcels import Parcel
-from kakeya.types import Document, TierFacts
+from kakeya.types import Document, TierFacts, TokenRange
 
 T = TypeVar("T")
 
@@ -63,8 +63,8 @@ class Keeping:
         """The events of a generate that another process has answered; None for one of this process."""
         return None
 
-    def recalled(self, session: Session) -> None:
-        """A client has named what it shall see again. Raises StorageFailed: it may be lost."""
+    def recalled(self, session: Session, named: Sequence[TokenRange], call: Call) -> None:
+        """A client has named what it shall see again, and is told so. Raises StorageFailed: take it back."""
 
     @contextmanager
     def closing(self, session: Session) -> Iterator[None]:

@@ -14,7 +14,7 @@ from kakeya.engine.state_bytes import decode_state, encode_state
 from kakeya.errors import KakeyaError, SessionBusy, SessionNotFound, StateMismatch, Unavailable
 from kakeya.observer import EngineObserver
 from kakeya.sessions.session import Asleep, Session
-from kakeya.storage.records import Details
+from kakeya.storage.records import Details, StoredAnswer
 from kakeya.storage.store import StateStore
 
 log = logging.getLogger(__name__)
@@ -95,10 +95,10 @@ class Shelf:
         self.note(session, is_open=True)
         self.progressed(session, length)
 
-    def note(self, session: Session, *, is_open: bool) -> "Future[None]":
-        """Store its counters and when it was used."""
-        details = details_of(session)
-        return self._store.update(session.session_id, details, _used_at(session), is_open=is_open)
+    def note(self, session: Session, *, is_open: bool, answer: StoredAnswer | None = None) -> "Future[None]":
+        """Store its counters and when it was used, and what a call on it was answered with."""
+        details, used_at = details_of(session), _used_at(session)
+        return self._store.update(session.session_id, details, used_at, answer, is_open=is_open)
 
     def woken(self, session: Session) -> None:
         """It may go on from here. Where that is not stored as it happens, say that what is stored is old."""

@@ -125,8 +125,8 @@ class Records:
         row: tuple[int, str | None] | None = db.execute(query, (session_id,)).fetchone()
         if row is not None:
             db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
-            calls = ("append", "generate")  # who created it may still ask what came of that
-            db.execute("DELETE FROM answers WHERE session = ? AND call IN (?, ?)", (session_id, *calls))
+            calls = ("append", "generate", "recall")  # who created it may still ask what came of that
+            db.execute("DELETE FROM answers WHERE session = ? AND call IN (?, ?, ?)", (session_id, *calls))
         return row
 
     # Snapshots.

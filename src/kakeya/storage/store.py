@@ -153,10 +153,20 @@ class StateStore:
         """Keep an answer, within a transaction of the caller's."""
         self._remember(db, answer)
 
-    def update(self, session_id: str, details: Details, used_at: float, *, is_open: bool) -> "Future[None]":
-        return self._submit(
-            lambda db: self.records.update_session(db, session_id, details, used_at, is_open=is_open)
-        )
+    def update(
+        self,
+        session_id: str,
+        details: Details,
+        used_at: float,
+        answer: StoredAnswer | None = None,
+        *,
+        is_open: bool,
+    ) -> "Future[None]":
+        def update(db: sqlite3.Connection) -> None:
+            self.records.update_session(db, session_id, details, used_at, is_open=is_open)
+            self._remember(db, answer)
+
+        return self._submit(update)
 
     def delete(self, session_id: str) -> None:
         """Delete a session, and what nobody else needs of its history and its snapshot."""
