@@ -164,9 +164,18 @@ def test_a_fork_shares_what_is_stored(
     assert list((tmp_path / "b" / "snapshots").iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
+def unreadable(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone", "unreadable"])
 def test_a_damaged_snapshot_is_computed_again(
-    open_tiny: Open, alone: Runtime, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+    open_tiny: Open,
+    alone: Runtime,
+    tmp_path: Path,
+    damage: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with open_tiny(CONFIG, settings=kept(tmp_path / "a")) as first:
         session = new_session(first)
@@ -176,6 +185,8 @@ def test_a_damaged_snapshot_is_computed_again(
     contents[-100] ^= 4
     if damage == "gone":
         file.unlink()
+    elif damage == "unreadable":
+        monkeypatch.setattr(Files, "fetch", unreadable)
     else:
         file.write_bytes(contents[:-50] if damage == "cut" else contents)
     second = open_tiny(CONFIG, settings=kept(tmp_path / "a"))

@@ -49,6 +49,18 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, at: str, error: int)
     assert Files().read(path) == b"old"
 
 
+def test_a_disk_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "f").write_bytes(b"x" * (2**20 + 1))
+    assert len(Files().read(tmp_path / "f")) == 2**20 + 1
+
+    def fails(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Files, "fetch", fails)
+    with pytest.raises(StorageFailed, match="cannot read f: .*Input/output"):
+        Files().read(tmp_path / "f")
+
+
 def test_a_missing_file_is_no_failure_of_the_disk(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Files().read(tmp_path / "f")

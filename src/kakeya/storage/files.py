@@ -10,12 +10,14 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
 from kakeya.errors import ConfigError, StorageFailed
 
 _TEMPORARY = ".partial"
+_PIECE = 2**20
 
 
 class Files:
@@ -49,8 +51,8 @@ class Files:
 
     def read(self, path: Path) -> memoryview:
         """The whole file, mapped. Raises StorageFailed; FileNotFoundError when there is none."""
-        with told(f"cannot read {path.name}"), path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
+        with told(f"cannot read {path.name}"), path.open("rb", buffering=0) as file:
+            if self.fetch(file) == 0:
                 return memoryview(b"")  # nothing can be mapped
             # Private, so whoever takes views of it may have writable ones, which torch wants.
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
@@ -61,6 +63,14 @@ class Files:
             self.unlink(path)
 
     # The primitives.
+
+    def fetch(self, file: FileIO) -> int:
+        """Have the system read a file; its size. Where the disk fails, this raises. Once the file is mapped,
+        the same failure would end the process."""
+        piece, size = bytearray(_PIECE), 0
+        while count := file.readinto(piece):
+            size += count
+        return size
 
     def create(self, path: Path) -> BinaryIO:
         return path.open("wb")

@@ -48,11 +48,15 @@ class SnapshotFiles:
         return snapshot
 
     def load(self, snapshot: Snapshot) -> bytes | bytearray | memoryview:
-        """The contents of a file. Raises StateDamaged unless they are what was stored."""
+        """The contents of a file. Raises StateDamaged unless they can be read and are what was stored."""
         try:
             file = self._files.read(self._directory / snapshot.file)
         except FileNotFoundError as error:
             raise StateDamaged(f"snapshot {snapshot.file} is gone") from error
+        except StorageFailed as error:
+            raise StateDamaged(
+                f"snapshot {snapshot.file} is on a part of the disk that fails: {error}"
+            ) from error
         return self._sealer.open(contents_of(file), _context(snapshot.file))
 
     def remove(self, file: str | None) -> None:
