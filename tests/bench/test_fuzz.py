@@ -10,6 +10,7 @@ from kakeya.bench.benchmark import Run
 from kakeya.bench.fuzz import Fuzz, FuzzResults
 from kakeya.bench.page import report_page
 from kakeya.bench.report import Report
+from kakeya.engine.state import RecallState
 
 CLEAN = FuzzResults(damaged=50_000, forged=50_000, forged_accepted=9, longest_s=0.1, refusals={"cut": 3})
 
@@ -40,6 +41,32 @@ def test_no_damaged_file_is_accepted(tiny: dict[str, Any]) -> None:
     assert 0 < results.forged_accepted < results.forged
     assert results.refusals is not None
     assert len(results.refusals) > 10
+
+
+def test_what_sessions_recall_is_changed_too(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from kakeya.engine import state_bytes
+
+    checked: list[RecallState] = []
+    check = state_bytes.check_recall
+
+    def watched(recall: RecallState, *rest: int) -> None:
+        checked.append(recall)
+        check(recall, *rest)
+
+    monkeypatch.setattr(state_bytes, "check_recall", watched)
+    bench = Fuzz(**(tiny | {"files": 3000, "recall": 16}))
+    results = bench.run(Run())
+    assert [gate.passed for gate in bench.gates(results)] == [True] * 5, results
+    assert {(bool(each.wanted), bool(each.remembered)) for each in checked} == {
+        (True, True),
+        (True, False),
+        (False, True),
+        (False, False),
+    }
+    assert len(set(checked)) > 20
+    checked.clear()
+    Fuzz(**(tiny | {"files": 20, "recall": 0})).run(Run())
+    assert not checked
 
 
 def test_a_reader_that_believes_everything_is_found_out(

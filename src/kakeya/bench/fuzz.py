@@ -10,7 +10,7 @@ import random
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +21,7 @@ from kakeya.bench.benchmark import EngineBenchmark, Results, Run
 from kakeya.bench.report import Gate, at_least, at_most
 from kakeya.bench.tables import MS, Chart, Table, figure, listing
 from kakeya.errors import InvalidArgument, StateMismatch, StepFailed
-from kakeya.types import DoneEvent
+from kakeya.types import DoneEvent, TokenRange
 
 if TYPE_CHECKING:
     from kakeya.runtime import Runtime
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _fuzz = partial(typer.Option, rich_help_panel="The files")
 _LONGEST_S = 5.0
 _PROMPT = 40
+_RECALL = 32
 _CHECKPOINT_EVERY = 5000
 Seal = Callable[[bytes], bytes]
 
@@ -63,6 +64,9 @@ class Fuzz(EngineBenchmark[FuzzResults]):
     results = FuzzResults
 
     window: Annotated[int, _fuzz(help="Most recent tokens kept.")] = 64
+    recall: Annotated[
+        int, _fuzz(help="Slots for recall of some of the sessions; 0 for sessions without.")
+    ] = _RECALL
     files: Annotated[int, _fuzz(help="Files, half of them damaged, half forged.")] = 100_000
     seed: Annotated[int, _fuzz(help="Which changes.")] = 0
 
@@ -118,17 +122,19 @@ class Fuzz(EngineBenchmark[FuzzResults]):
 
 
 class _Importing:
-    """Changes one exported session in many ways, and counts what becomes of it."""
+    """Changes exported sessions in many ways, and counts what becomes of them."""
 
     def __init__(self, runtime: "Runtime", chance: random.Random) -> None:
         self._runtime, self._chance = runtime, chance
-        session = runtime.create_session(eos_token_ids=())
-        vocabulary = runtime.model_config.vocab_size
-        runtime.append(session, [chance.randrange(vocabulary) for _ in range(_PROMPT)])
-        list(runtime.generate(session, 4))
-        header, *contents = runtime.export_bytes(session)
-        runtime.close_session(session)
-        self._header, self._contents = bytes(header), b"".join(contents)
+        cache = runtime.config.cache
+        self._exported = [_exported(runtime, chance)]
+        if cache.recall:
+            part = cache.recall // 4
+            wanted = [TokenRange(cache.sink, cache.sink + part)]
+            remembered = [TokenRange(cache.sink + 2 * part, cache.sink + 3 * part)]
+            choices = ([], []), (wanted, []), ([], remembered), (wanted, remembered)
+            self._exported += [_exported(runtime, chance, *chosen) for chosen in choices]
+        self._header, self._contents = self._exported[0]
         self._counts: Counter[str] = Counter()
         self._unexpected: list[str] = []
         self._refusals: dict[str, int] = {}
@@ -136,6 +142,7 @@ class _Importing:
 
     def try_one(self, *, forged: bool) -> None:
         kind = "forged" if forged else "damaged"
+        self._header, self._contents = self._chance.choice(self._exported)
         file = self._forged() if forged else self._damaged()
         self._counts[kind] += 1
         began = time.monotonic()
@@ -213,10 +220,35 @@ class _Importing:
             table = self._chance.choice([header, *header.values()])
             if not isinstance(table, dict) or not table:
                 continue
-            name = self._chance.choice(list(table))
+            # What a session recalls is most of what the digest cannot hold against a forger.
+            name = "recall" if "recall" in table else self._chance.choice(list(table))
             table[name] = _other_value(self._chance, table[name])
         written = json.dumps(header).encode()
         return struct.pack("<Q", len(written)) + written + self._contents[8 + size :]
+
+
+def _exported(
+    runtime: "Runtime",
+    chance: random.Random,
+    wanted: Sequence[TokenRange] | None = None,
+    remembered: Sequence[TokenRange] = (),
+) -> tuple[bytes, bytes]:
+    """A session's file, its header apart. With recall if it is told what to bring back, be it nothing: its
+    window has moved on, and its slots hold what is to be remembered."""
+    cache, vocabulary = runtime.config.cache, runtime.model_config.vocab_size
+    session = runtime.create_session(eos_token_ids=(), recall_tokens=0 if wanted is None else cache.recall)
+    length = _PROMPT if wanted is None else 2 * cache.capacity
+    runtime.append(session, [chance.randrange(vocabulary) for _ in range(length)])
+    list(runtime.generate(session, 4))
+    if remembered:
+        runtime.recall(session, remembered, remember=True)
+        runtime.append(session, [3])
+        list(runtime.generate(session, 4))
+    if wanted:
+        runtime.recall(session, wanted)
+    header, *contents = runtime.export_bytes(session)
+    runtime.close_session(session)
+    return bytes(header), b"".join(contents)
 
 
 def _mutated(chance: random.Random, whole: bytes, place: Callable[[int], int]) -> bytes:
@@ -251,6 +283,11 @@ def _other_value(chance: random.Random, value: Any) -> Any:
         place = chance.randrange(len(changed))
         changed[place] = _other_value(chance, changed[place])
         return changed
+    if isinstance(value, dict) and value and chance.random() < 0.9:
+        name = chance.choice(list(value))
+        return value | {name: _other_value(chance, value[name])}
+    if isinstance(value, str) and value.startswith("{") and chance.random() < 0.9:
+        return json.dumps(_other_value(chance, json.loads(value)))
     if isinstance(value, str) and value.lstrip("-").isdigit() and len(value) < 99:
         return str(int(value) + chance.choice([-1, 1, 7, 2**20, -(2**40), 2**62]))
     if isinstance(value, int) and chance.random() < 0.7:
