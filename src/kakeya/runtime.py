@@ -16,7 +16,7 @@ from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import Proposer, WorksAhead
 from kakeya.engine.scoring import score_blocks, score_tokens
 from kakeya.engine.sequence import TokenSequence
-from kakeya.engine.state import SequenceState, read_state, write_state
+from kakeya.engine.state import SequenceState
 from kakeya.engine.state_bytes import check_values, decode_state, encode_state
 from kakeya.engine.stream import EventStream
 from kakeya.errors import ConfigError, Unavailable
@@ -33,6 +33,7 @@ from kakeya.sessions.lifetimes import Lifetimes
 from kakeya.sessions.limits import Limits
 from kakeya.sessions.remembering import Language, Remembering
 from kakeya.sessions.session import Session, check_label
+from kakeya.sessions.state_files import longest_file, read_state, write_state
 from kakeya.sessions.store import SessionStore
 from kakeya.sessions.sweep import Sweeper
 from kakeya.sessions.transfer import Transfer
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOCAL_OWNER = "local"
-_LONGEST_HISTORY_BYTES = 2**28
 # A program that embeds a runtime closes its sessions itself.
 _LOCAL = RuntimeConfig(session_idle_ttl_s=None)
 
@@ -358,7 +358,8 @@ class Runtime:
     def export_session(
         self, session_id: str, path: Path, *, notes: str = "", owner: str = LOCAL_OWNER
     ) -> None:
-        """Write the session's whole state to a file, with a note of the caller's own."""
+        """Write the session's whole state to a file, as `export_bytes` tells it, with a note of the caller's
+        own."""
         write_state(path, self._transfer.take_out(self._used(session_id, owner), notes))
 
     def import_session(
@@ -366,7 +367,7 @@ class Runtime:
     ) -> tuple[str, str]:
         """A new session that continues an exported one; its id and the note kept with it.
 
-        Raises StateMismatch for a file of another model, geometry or format.
+        The file may come from anywhere. Raises StateMismatch unless it is whole and fits this model.
         """
         check_label(client_label)
         state = read_state(path, self.fingerprint, self._pool.geometry)
@@ -374,8 +375,8 @@ class Runtime:
 
     @property
     def longest_import(self) -> int:
-        """The most bytes that a session's file can have here: its slab, and a long history."""
-        return 2 * self._pool.geometry.slab_bytes + _LONGEST_HISTORY_BYTES
+        """The most bytes that a session's file can have here."""
+        return longest_file(self._pool.geometry)
 
     def export_bytes(self, session_id: str, *, owner: str = LOCAL_OWNER) -> list[bytes | memoryview]:
         """The session's whole state as the parts of a file, with a digest. See `import_bytes`."""

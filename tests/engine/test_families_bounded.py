@@ -10,11 +10,11 @@ import transformers
 from torch import Tensor
 
 from kakeya.config import EngineConfig
-from kakeya.engine.state import read_state, write_state
 from kakeya.errors import ConfigError
 from kakeya.models.config import ModelConfig
 from kakeya.models.decoder import Decoder
 from kakeya.models.rope import inverse_frequencies
+from kakeya.sessions.state_files import read_state, write_state
 from kakeya.types import BackendChoice, Numerics
 from support import families, tiny
 from support.engines import FunctionProposer, say

@@ -13,8 +13,8 @@ from kakeya.engine.backend import Backend, StepOutput
 from kakeya.engine.batch import Segment
 from kakeya.engine.engine import Engine
 from kakeya.engine.sequence import TokenSequence
-from kakeya.engine.state import read_state, write_state
 from kakeya.engine.stream import EventStream
+from kakeya.sessions.state_files import read_state, write_state
 from kakeya.types import BackendChoice, DType, KernelChoice, Numerics, SamplingParams, WeightFormat
 from support import tiny
 from support.engines import GREEDY, Extended, say, tokens_of

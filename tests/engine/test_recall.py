@@ -12,9 +12,9 @@ from kakeya.engine import recall as recall_module
 from kakeya.engine.engine import Engine
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import recalled_positions
-from kakeya.engine.state import read_state, write_state
 from kakeya.engine.stream import EventStream
 from kakeya.models.checkpoint import open_checkpoint
+from kakeya.sessions.state_files import read_state, write_state
 from kakeya.types import (
     Numerics,
     SamplingParams,

@@ -14,10 +14,10 @@ from kakeya.engine.batch import RecallSegment, Segment
 from kakeya.engine.engine import Engine
 from kakeya.engine.recall import Retriever
 from kakeya.engine.sequence import TokenSequence
-from kakeya.engine.state import read_state, write_state
 from kakeya.engine.stream import EventStream
 from kakeya.errors import InvalidArgument, InvariantViolation, StateMismatch
 from kakeya.observer import EngineObserver
+from kakeya.sessions.state_files import read_state, write_state
 from kakeya.types import RecallQuery, ShareBeginnings, StopReason, TokenRange
 from support import tiny
 from support.engines import GREEDY, Hooked, done_of, say, tokens_of

@@ -1,27 +1,22 @@
-"""A session's full state as a file: tokens, keys, values, positions, and the names of what made them.
+"""A session's full state, as files have it: tokens, keys, values, positions, and the names of what made them.
 
 The file is safetensors. Its metadata carries the format, the model's fingerprint and the slab's
 geometry; a file that does not fit is refused before anything changes.
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from kakeya.engine.device import DeviceEvent, deliver, fetch, receive
 from kakeya.engine.recall import Ranges, brought_back, check_ranges, tokens_in
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import SlabGeometry
-from kakeya.errors import InvalidArgument, KakeyaError, StateMismatch
+from kakeya.errors import StateMismatch
 from kakeya.types import TokenRange
 
 FORMAT = "kakeya-session"
@@ -184,35 +179,6 @@ def state_contents(state: SequenceState) -> tuple[dict[str, Tensor], dict[str, s
         **({"recall": state.recall.to_json()} if state.recall is not None else {}),
     }
     return tensors, metadata
-
-
-def write_state(path: Path, state: SequenceState) -> None:
-    """Write atomically: the old file stays until the new one is whole. Fetches what lies on a device."""
-    tensors, metadata = state_contents(on_host(state))
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        save_file({name: each.contiguous() for name, each in tensors.items()}, temporary, metadata)
-        Path(temporary).replace(path)
-    except (OSError, SafetensorError) as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise KakeyaError(f"cannot write session state to {path}: {error}") from error
-
-
-def read_state(path: Path, fingerprint: str, geometry: SlabGeometry) -> SequenceState:
-    """Read and check a state file. Raises StateMismatch when it is not one for this engine."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            check_header(str(path), metadata, fingerprint, geometry)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-        return parse_state(metadata, tensors, geometry)
-    except (OSError, SafetensorError) as error:
-        raise StateMismatch(f"{path} cannot be read as session state: {error}") from error
-    except (KeyError, ValueError, TypeError, InvalidArgument) as error:
-        raise StateMismatch(f"{path} is a damaged session state: {error!r}") from error
 
 
 def check_header(source: str, metadata: Mapping[str, str], fingerprint: str, geometry: SlabGeometry) -> None:

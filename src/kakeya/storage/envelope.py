@@ -30,6 +30,11 @@ def enveloped(*contents: bytes | memoryview) -> list[bytes | memoryview]:
     return [_HEADER.pack(_MAGIC, VERSION, sum(map(len, contents)), digest.digest()), *contents]
 
 
+def is_enveloped(file: bytes | bytearray | memoryview) -> bool:
+    """Whether it begins as an envelope does."""
+    return bytes(file[: len(_MAGIC)]) == _MAGIC
+
+
 def contents_of(file: bytes | bytearray | memoryview) -> memoryview:
     """What lies in an envelope. Raises StateDamaged unless it is whole and unchanged."""
     view = memoryview(file)

@@ -9,8 +9,9 @@ import torch
 from kakeya.config import EngineConfig
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import Proposer
-from kakeya.engine.state import on_device, read_state, write_state
+from kakeya.engine.state import on_device
 from kakeya.errors import StepFailed
+from kakeya.sessions.state_files import read_state, write_state
 from kakeya.types import DoneEvent, Numerics, SamplingParams, StopReason, TokenEvent
 from support import families, tiny
 from support.engines import GREEDY, FunctionProposer, NothingKept, say, tokens_of

@@ -14,8 +14,9 @@ from kakeya.engine.cuda.shapes import StepBuckets
 from kakeya.engine.engine import Engine
 from kakeya.engine.logits import LogProbs
 from kakeya.engine.scoring import best_tokens, score_tokens
-from kakeya.engine.state import on_device, read_state, write_state
+from kakeya.engine.state import on_device
 from kakeya.errors import ConfigError
+from kakeya.sessions.state_files import read_state, write_state
 from kakeya.types import (
     BackendChoice,
     DType,

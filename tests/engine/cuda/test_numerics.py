@@ -15,7 +15,7 @@ from kakeya.engine.cuda.shapes import StepShape
 from kakeya.engine.engine import Engine
 from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.sequence import TokenSequence
-from kakeya.engine.state import read_state, write_state
+from kakeya.sessions.state_files import read_state, write_state
 from kakeya.types import DType, Numerics, SamplingParams, WeightFormat
 from support import families, tiny
 from support.engines import GREEDY, say, tokens_of

@@ -11,8 +11,8 @@ import torch
 from kakeya.engine.engine import Engine
 from kakeya.engine.mlx.backend import MlxBackend, check_mlx, device_name
 from kakeya.engine.sampler import SampleRequest
-from kakeya.engine.state import read_state, write_state
 from kakeya.errors import ConfigError
+from kakeya.sessions.state_files import read_state, write_state
 from kakeya.types import BackendChoice, DType, KernelChoice, Numerics, WeightFormat
 from support import families, tiny
 from support.engines import GREEDY, FunctionProposer, say, tokens_of
