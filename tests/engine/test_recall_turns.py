@@ -15,7 +15,7 @@ from kakeya.engine.engine import Engine
 from kakeya.engine.recall import Retriever
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.stream import EventStream
-from kakeya.errors import InvalidArgument, InvariantViolation, StateMismatch
+from kakeya.errors import InvalidArgument, InvariantViolation, SessionBusy, StateMismatch
 from kakeya.observer import EngineObserver
 from kakeya.sessions.state_files import read_state, write_state
 from kakeya.types import RecallQuery, ShareBeginnings, StopReason, TokenRange
@@ -421,6 +421,25 @@ def test_a_cancel_after_the_first_token_keeps_what_was_recalled(make: Make) -> N
     assert engine.read(sequence, lambda each: each.slab.recalled) == PAGES
 
 
+def test_a_copy_is_made_of_what_cannot_be_taken_back(make: Make) -> None:
+    """A long answer is copied before it ends, but not what may yet be as it was."""
+    engine = make()
+    sequence = talked(engine)
+    engine.recall(sequence, PAGES)
+    stream = engine.generate(sequence, 30, GREEDY)
+    while not stream.unread:
+        pass
+    with pytest.raises(SessionBusy, match="half written"):
+        engine.moves.copy_state(sequence)
+    stream.next_event()
+    stream.next_event()
+    copy = engine.moves.copy_state(sequence)
+    assert sequence.request is not None
+    assert copy.recall is not None
+    assert (copy.recall.recalled, copy.committed >= 66) == (PAGES, True)
+    stream.cancel()
+
+
 def test_a_cancel_in_the_middle_puts_the_slots_back(make: Make) -> None:
     """One slot a step, and the client leaves after the third."""
     streams: list[EventStream] = []
@@ -498,6 +517,20 @@ def test_a_broken_count_of_slots_fails_the_session(make: Make, counted: Counted)
         tokens_of(engine.generate(sequence, 3, GREEDY))
     assert counted.violated == ["INV-4"]
     assert sequence.inv4_violations == 1
+
+
+def test_slots_that_hold_something_else_fail_the_session_alone(make: Make, counted: Counted) -> None:
+    engine = make()
+    sequence, other = talked(engine), talked(engine)
+    engine.recall(sequence, PAGES)
+    tokens_of(engine.generate(sequence, 1, GREEDY))
+    assert sequence.slab.holds.tolist() == [20, 21, 22, 30, 31, 32]
+    sequence.slab.recalled = ranges((10, 13))
+    with pytest.raises(InvariantViolation, match="INV-4"):
+        engine.append(sequence, [7])
+    assert counted.violated == ["INV-4"]
+    assert sequence.inv4_violations == 1
+    assert say(engine, other, [7], 1)
 
 
 # Places for what is overwritten.
@@ -588,6 +621,14 @@ def test_a_beginning_that_was_overwritten_is_not_shared(make: Make) -> None:
         {"recalled": [{"start": 10, "end": 20}]},
         {"remembered": None},
         {"recalled": [{"start": 1, "end": 4}]},
+        {"past": 7},
+        {"past": [[30, [{"start": 10, "end": 13}]]]},  # computed already
+        {"past": [[65, []], [64, []]]},
+        {"past": [[66, []]]},
+        {"past": [[65, [{"start": 10, "end": 17}]]]},
+        {"past": [[65, [{"start": 0, "end": 3}]]]},
+        {"past": [[64, [{"start": 62, "end": 65}]]]},
+        {"seconds": None},
         {"wanted": [{"start": 0, "end": 4}]},
         {"wanted": [{"start": 10, "end": 14}], "remembered": [{"start": 20, "end": 23}]},
     ],

@@ -1,7 +1,8 @@
 """Sessions with recall in a state directory: what a turn sees again is there after a crash, and exact."""
 
 import errno
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,3 +82,136 @@ def test_a_repeat_after_a_crash_names_nothing_twice(
     second.close_session(session)
     with pytest.raises(InvalidArgument, match="no slots"):
         second.recall(new_session(second), [TokenRange(0, 1)], request_id="r")
+
+
+# After a crash.
+
+
+def play(runtime: Runtime, session: str, turns: range) -> list[int]:
+    """Turns that see parts of the past that were named, or remembered, or found."""
+    all_said = []
+    for turn in turns:
+        if turn % 3 == 1:
+            runtime.recall(session, [TokenRange(10 + turn, 13 + turn)])
+        if turn == 3:
+            runtime.recall(session, [TokenRange(30, 32)], remember=True)
+        all_said += said(runtime, session, 5 + turn % 4)
+        runtime.append(session, [5 + turn, 6, 7][: 1 + turn % 3])
+    return all_said
+
+
+@pytest.mark.parametrize("period", [6, 10**6])
+@pytest.mark.parametrize("damage", [False, True])
+def test_a_session_goes_on_exactly_after_a_crash(
+    open_tiny: Open, tmp_path: Path, crashed: Crashed, period: int, damage: bool
+) -> None:
+    """From its last snapshot, or from its history alone."""
+    first, alone = (
+        open_tiny(CONFIG, settings=kept(tmp_path / "a", snapshot_tokens=period)),
+        open_tiny(CONFIG),
+    )
+    here, there = (new_session(each, TEXT, recall_tokens=6) for each in (first, alone))
+    for turns in (range(4), range(4, 9)):
+        assert play(first, here, turns) == play(alone, there, turns)
+        directory = crashed(tmp_path / "a", tmp_path / f"{turns}", *(["snapshots"] if damage else []))
+        (directory / "snapshots").mkdir(exist_ok=True)
+        second = open_tiny(CONFIG, settings=kept(directory))
+        told = alone.info(there)
+        assert told.recalled
+        for _ in range(2):  # asleep, and awake
+            info = second.info(here)
+            assert (info.recalled, info.remembered) == (told.recalled, told.remembered)
+            assert info.recall_duration_seconds > 0
+            assert second.recalled(here) == alone.recalled(there)
+        copy, solo = second.fork(here)[0], alone.fork(there)[0]
+        after = range(turns.stop, turns.stop + 4)
+        expected = play(alone, solo, after)
+        assert play(second, here, after) == expected
+        assert play(second, copy, after) == expected
+        second.close()
+        alone.close_session(solo)
+
+
+def test_an_answer_goes_on_with_what_its_turn_recalled(
+    open_tiny: Open, tmp_path: Path, crashed: Crashed
+) -> None:
+    first = open_tiny(CONFIG, settings=kept(tmp_path / "a"))
+    alone = open_tiny(CONFIG)
+    here, there = talked(first), talked(alone)
+    for runtime, session in ((first, here), (alone, there)):
+        runtime.recall(session, [TokenRange(20, 23)])
+    stream = first.generate(here, 20, SEEDED)
+    begun = [
+        event.token_id for event in (stream.next_event() for _ in range(6)) if isinstance(event, TokenEvent)
+    ]
+    second = open_tiny(CONFIG, settings=kept(crashed(tmp_path / "a", tmp_path / "b")))
+    stream.cancel()
+    known = second.info(here).history_length - len(TEXT) - 6
+    expected = said(alone, there, 20)
+    assert begun == expected[: len(begun)]
+    last = answer(second, here, 20 - known, sampling=SEEDED)
+    assert [event.token_id for event in last if isinstance(event, TokenEvent)] == expected[known:]
+    assert isinstance(last[-1], DoneEvent)
+    assert last[-1].recalled == (TokenRange(20, 23),)
+    # What was named was for that turn alone.
+    for runtime, session in ((second, here), (alone, there)):
+        runtime.append(session, [5])
+    assert said(second, here, 4) == said(alone, there, 4)
+    assert second.info(here).recalled == alone.info(there).recalled
+
+
+def test_a_session_moves_with_what_its_turns_recalled(
+    open_tiny: Open, tmp_path: Path, crashed: Crashed
+) -> None:
+    """Though its only snapshot does not know of them."""
+    first, alone = open_tiny(CONFIG, settings=kept(tmp_path / "a")), open_tiny(CONFIG)
+    here, there = (new_session(each, TEXT, recall_tokens=6) for each in (first, alone))
+    assert play(first, here, range(5)) == play(alone, there, range(5))
+    second = open_tiny(CONFIG, settings=kept(crashed(tmp_path / "a", tmp_path / "b")))
+    third = open_tiny(CONFIG, settings=kept(tmp_path / "c"))
+
+    def send(parts: Sequence[bytes | memoryview]) -> None:
+        assert third.take_in(b"".join(parts)) == here
+
+    second.hand_over(here, "c", send)
+    assert third.info(here).recalled == alone.info(there).recalled
+    file = b"".join(third.export_bytes(here))  # before its past is computed again
+    imported, _ = third.import_bytes(file)
+    expected = play(alone, there, range(5, 9))
+    assert play(third, here, range(5, 9)) == expected
+    assert play(third, imported, range(5, 9)) == expected
+
+
+def test_a_cancel_while_the_past_is_computed_again(
+    open_tiny: Open, tmp_path: Path, crashed: Crashed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was computed stays, and the rest follows with the next generate."""
+    settings = kept(tmp_path / "a", snapshot_tokens=10**6)
+    first, alone = open_tiny(CONFIG, settings=settings), open_tiny(CONFIG)
+    here, there = (new_session(each, TEXT, recall_tokens=6) for each in (first, alone))
+    assert play(first, here, range(8)) == play(alone, there, range(8))
+    second = open_tiny(CONFIG, settings=kept(crashed(tmp_path / "a", tmp_path / "b")))
+    computed = recall_module.TurnRecall.computed
+    streams, calls = [], []
+
+    def cancel(recall: recall_module.TurnRecall, rows: int) -> None:
+        calls.append(rows)
+        if len(calls) == 2:
+            streams[0].cancel()
+        computed(recall, rows)
+
+    monkeypatch.setattr(recall_module.TurnRecall, "computed", cancel)
+    started = threading.Event()
+    begin = recall_module.TurnRecall.begin
+
+    def wait(recall: recall_module.TurnRecall) -> None:
+        assert started.wait(20)
+        begin(recall)
+
+    monkeypatch.setattr(recall_module.TurnRecall, "begin", wait)
+    streams.append(second.generate(here, 4, SEEDED))
+    started.set()
+    assert [event for event in streams[0] if isinstance(event, TokenEvent)] == []
+    assert second.info(here).recalled == alone.info(there).recalled
+    assert said(second, here, 4) == said(alone, there, 4)
+    assert play(second, here, range(8, 11)) == play(alone, there, range(8, 11))

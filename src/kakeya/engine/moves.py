@@ -27,7 +27,7 @@ from kakeya.engine.moving import (
     rebuild_start,
     used_slots,
 )
-from kakeya.engine.recall import Retriever, let_search
+from kakeya.engine.recall import Retriever, let_search, past_from
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.state import RecallState, SequenceState, restore_recall
 from kakeya.errors import SessionBusy
@@ -118,15 +118,16 @@ class Moves:
     def copy_state(self, sequence: TokenSequence) -> SequenceState:
         """A copy on the host of what is committed of a sequence, whether it generates or not.
 
-        Raises SessionBusy for one with recall that generates, and for one that was lent: its slab may be
-        another's by now.
+        Raises SessionBusy for one that generates and may still take back what it recalls, and for one that
+        was lent: its slab may be another's by now.
         """
 
         def copy() -> SequenceState:
             if sequence.is_lent:
                 raise SessionBusy("the session is on its way out of its slab")
             sequence.settle()
-            if sequence.request is not None and sequence.recall is not None:
+            recall = None if sequence.request is None else sequence.request.recall
+            if recall is not None and not recall.is_settled:
                 raise SessionBusy("what a turn recalls may be half written")
             if sequence.error is not None:
                 raise sequence.error
@@ -187,7 +188,8 @@ class Moves:
 
     def rebuild(self, sequence: TokenSequence, tokens: "array[int]", block: int) -> None:
         """Give a prepared sequence this history. The sinks are computed now. Of the rest the next generate
-        computes as much as its future depends on, in blocks of `block` tokens."""
+        computes as much as its future depends on, in blocks of `block` tokens, with what each turn of its
+        past brought back."""
         slab = sequence.slab
         clear(slab)
         start = rebuild_start(len(tokens), slab.sink, slab.geometry, block)
@@ -197,6 +199,8 @@ class Moves:
         def go_on() -> None:
             slab.ready.block_stream()
             _settle_in(sequence, start, tokens)
+            if sequence.recall is not None:
+                sequence.recall.past = past_from(sequence.recall.past, start)
             sequence.replace_drafts(self._drafter.new_drafts() if self._drafter else None)
             self._beginnings.rests(sequence)
 

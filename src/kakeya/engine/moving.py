@@ -78,15 +78,15 @@ def lent_state(sequence: TokenSequence, fingerprint: str) -> SequenceState:
         if slab.geometry.draft_layers:
             draft[DRAFT_LAYERS] = slab.storage[layers:]
     return SequenceState(
-        fingerprint,
-        geometry_name(slab.geometry),
-        slab.sink,
-        slab.committed,
-        tuple(sorted(sequence.eos_token_ids)),
-        NO_TOKENS,
-        slab.storage[:layers],
-        torch.from_numpy(slab.slot_positions()),
-        draft,
+        fingerprint=fingerprint,
+        geometry=geometry_name(slab.geometry),
+        sink=slab.sink,
+        committed=slab.committed,
+        eos_token_ids=tuple(sorted(sequence.eos_token_ids)),
+        tokens=NO_TOKENS,
+        storage=slab.storage[:layers],
+        positions=torch.from_numpy(slab.slot_positions()),
+        draft=draft,
         ready=DeviceEvent(slab.pool.device).record(),
         recall=recall_of(sequence),
     )

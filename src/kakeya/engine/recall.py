@@ -14,10 +14,9 @@ from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from kakeya.engine.slab import KVSlab, SlabPool, recalled_positions
 from kakeya.errors import InvalidArgument
@@ -34,6 +33,13 @@ TAIL = 128
 QUERY = 256
 """At most so many of a prompt's last tokens are searched with."""
 Ranges = tuple[TokenRange, ...]
+
+
+class Turn(NamedTuple):
+    """From position `at` on, tokens saw these ranges."""
+
+    at: int
+    ranges: Ranges
 
 
 class Retriever(Protocol):
@@ -63,6 +69,8 @@ class SessionRecall:
         """Where the turn began that has no answer yet."""
         self.seconds = 0.0
         """What the last recall took."""
+        self.past: tuple[Turn, ...] = ()
+        """Turns that were answered and whose tokens are to be computed again, as after a crash."""
         self._before_named: tuple[Ranges | None, Ranges] = (None, ())
 
     def name(self, wanted: Ranges | None, remembered: Ranges) -> None:
@@ -80,16 +88,28 @@ class SessionRecall:
 
 
 class TurnRecall:
-    """The recall of one generate: when it happens, with what, and how it is undone."""
+    """The recall of one generate: when it happens, with what, and how it is undone.
+
+    Where a generate computes `past` turns again, each has its own, and the one that comes `then`.
+    """
 
     def __init__(
-        self, request: "Request", at: int, chosen: "Future[Ranges | None]", places: "Places"
+        self,
+        request: "Request",
+        at: int,
+        chosen: "Future[Ranges | None]",
+        places: "Places",
+        *,
+        is_past: bool = False,
+        then: "TurnRecall | None" = None,
     ) -> None:
         self.at = at
         self._request, self._chosen, self._places = request, chosen, places
+        self._is_past, self._then = is_past, then
         self._slab = request.sequence.slab
-        self._before = self._slab.recalled
+        self._before: Ranges = ()
         self._ranges: Ranges = ()
+        self._held_before, self._positions = self._slab.holds, self._slab.holds
         self._tokens = array("i")
         self._next = 0
         self._place: int | None = None
@@ -115,6 +135,11 @@ class TurnRecall:
         return self._chosen.done() and self._places.has_one()
 
     @property
+    def is_settled(self) -> bool:
+        """Whether nothing of it can be taken back: the slots hold what the slab says."""
+        return self._place is None
+
+    @property
     def may_lose_place(self) -> bool:
         """Whether its answer has begun."""
         return self._request.emitted > 0
@@ -132,20 +157,23 @@ class TurnRecall:
         """Take what was chosen. It is over at once if that is what the slots hold."""
         if self._place is not None:
             return
+        self._before = self._slab.recalled
         self._ranges = self._fitting(self._chosen.result())
-        wanted, held = self._positions(self._ranges), self._positions(self._before)
-        changed = np.flatnonzero(wanted != held)
+        slab = self._slab
+        self._positions = recalled_positions(self._ranges, slab.pinned, slab.recall)
+        changed = np.flatnonzero(self._positions != slab.holds)
         if not len(changed):
             self._slab.recalled = self._ranges
-            self._is_over = True
+            self._go_on()
             return
         self._began_at = time.perf_counter()
         self._place = self._places.take(self)
-        self._slab.keep_copy(self._place)
+        slab.keep_copy(self._place)
+        self._held_before = slab.holds.copy()
         first, history = int(changed[0]), self._request.sequence.tokens
-        self._next = self._slab.pinned + first
-        self._slab.untouched = min(self._slab.untouched, self._next)
-        self._tokens = array("i", [history[position] for position in wanted[first:].tolist()])
+        self._next = slab.pinned + first
+        slab.untouched = min(slab.untouched, self._next)
+        self._tokens = array("i", [history[position] for position in self._positions[first:].tolist()])
 
     def next_rows(self, most: int) -> tuple[int, Sequence[int]]:
         """The next slot that is written, and the tokens from there on."""
@@ -154,11 +182,13 @@ class TurnRecall:
 
     def computed(self, rows: int) -> None:
         """So many slots more hold what was chosen."""
+        first = self._next - self._slab.pinned
+        self._slab.holds[first : first + rows] = self._positions[first : first + rows]
         self._next += rows
         if self._next < self._slab.sink:
             return
         self._slab.repin(self._ranges, self._next)
-        self._is_over = True
+        self._go_on()
         seconds = time.perf_counter() - self._began_at
         self.seconds += seconds
         self._request.sequence.observer.recalled(len(self._ranges), len(self._tokens), seconds)
@@ -172,7 +202,7 @@ class TurnRecall:
         """The generate is over. If nothing was taken of it, the slots hold again what they held before."""
         if self._place is not None and not taken:
             self._slab.put_back(self._place)
-            self._slab.recalled = self._before
+            self._slab.recalled, self._slab.holds = self._before, self._held_before
         self.leave()
 
     def leave(self) -> None:
@@ -181,6 +211,17 @@ class TurnRecall:
         if self._place is not None:
             self._places.give_back(self._place)
             self._place = None
+
+    def _go_on(self) -> None:
+        """The slots hold what was chosen. Of a turn that was answered nothing is ever taken back."""
+        self._is_over = True
+        if not self._is_past:
+            return
+        self.leave()
+        session = self._request.sequence.recall
+        assert session is not None
+        session.past = session.past[1:]
+        self._request.recall = self._then or self
 
     def _fitting(self, chosen: Ranges | None) -> Ranges:
         """What was chosen; what is there already where nothing was, or what the slots cannot hold."""
@@ -195,9 +236,6 @@ class TurnRecall:
         )
         sequence.observer.recall_searched(0.0, failed=True)
         return self._before
-
-    def _positions(self, ranges: Ranges) -> npt.NDArray[np.int64]:
-        return recalled_positions(ranges, self._slab.pinned, self._slab.recall)
 
 
 class Places:
@@ -228,11 +266,19 @@ class Recalls:
 
     def __init__(self, pool: SlabPool, block: int, wake: Callable[[], None], *, any_cut: bool) -> None:
         self._places, self._wake = Places(len(pool.undo)), wake
-        self._grain = TAIL if any_cut else block
+        self._grain, self._any_cut = TAIL if any_cut else block, any_cut
         self._searching = ThreadPoolExecutor(1, "kakeya-recall") if len(pool.undo) else None
 
     def begin(self, request: "Request") -> TurnRecall | None:
-        """The recall of a generate that is queued; None if nothing is out of sight, or nothing was said."""
+        """The first recall of a generate that is queued: of turns that it computes again, or its own."""
+        recall, session = self._own(request), request.sequence.recall
+        for turn in reversed(session.past) if session is not None else ():
+            known = _known(turn.ranges)
+            recall = TurnRecall(request, turn.at, known, self._places, is_past=True, then=recall)
+        return recall
+
+    def _own(self, request: "Request") -> TurnRecall | None:
+        """The recall of its own turn; None if nothing is out of sight, or nothing was said."""
         sequence = request.sequence
         session, at = sequence.recall, self.recalls_at(sequence)
         if session is None or at < sequence.slab.geometry.cache.capacity:
@@ -277,6 +323,7 @@ class Recalls:
         """For a session that goes on from the same history."""
         copy = SessionRecall()
         copy.wanted, copy.remembered, copy.turn_from = session.wanted, session.remembered, session.turn_from
+        copy.past, copy.seconds = session.past, session.seconds
         if session.retriever is not None and self._searching is not None:
             original = session.retriever
             # After searches that still run, and before any of the original's later turns.
@@ -290,9 +337,17 @@ class Recalls:
 
     def recalls_at(self, sequence: "TokenSequence") -> int:
         """The first position of a prompt that sees what is recalled: the start of the canonical block that
-        its last tokens begin in. It does not depend on how the history was cut into appends."""
-        start, end = sequence.slab.written, len(sequence.tokens)
-        return start + max(0, end - TAIL - start) // self._grain * self._grain
+        its last tokens begin in. It does not depend on how the history was cut into appends, nor, where a
+        row's bits do not depend on how prompts are cut, on how much of it must be computed again."""
+        written, end = sequence.slab.written, len(sequence.tokens)
+        # The newest token of the last answer is computed with this turn.
+        start = max(sequence.recall.turn_from - 1, 0) if sequence.recall is not None else written
+        at = start + max(0, end - TAIL - start) // self._grain * self._grain
+        return (
+            at
+            if self._any_cut and at > written
+            else written + max(0, at - written) // self._grain * self._grain
+        )
 
     def _query(self, sequence: "TokenSequence", session: SessionRecall, at: int) -> RecallQuery:
         slab, end = sequence.slab, len(sequence.tokens)
@@ -371,6 +426,13 @@ def _check_out_of_sight(ranges: Sequence[TokenRange], slab: KVSlab, at: int) -> 
                 f"range {each.start} to {each.end} is in sight: the next turn sees the first {slab.pinned} "
                 f"tokens and those from {window_from} on"
             )
+
+
+def past_from(turns: Sequence[Turn], start: int) -> tuple[Turn, ...]:
+    """The turns of which tokens from `start` on were computed, where the slots hold the beginning there."""
+    seen = [turn for turn in turns if turn.at <= start]
+    later = tuple(turn for turn in turns if turn.at > start)
+    return (Turn(start, seen[-1].ranges), *later) if seen else later
 
 
 def _checked(ranges: Sequence[TokenRange], query: RecallQuery) -> Ranges:

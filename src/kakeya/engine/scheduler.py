@@ -208,7 +208,7 @@ class Scheduler:
                 continue
             request.cached_tokens += self._beginnings.copy(sequence)
             segment = _prompt_segment(request, self._most_rows(sequence, room))
-            if segment.rows <= room:
+            if segment is not None and segment.rows <= room:
                 if not isinstance(segment, RecallSegment):
                     computed.update(self._beginnings.granules(sequence, segment.start, segment.end))
                 return segment
@@ -258,16 +258,15 @@ def _waits_for_twin(request: Request) -> bool:
     return twins is not None and not request.is_decoding and not twins.leads(request.sequence)
 
 
-def _prompt_segment(request: Request, block: int) -> PlannedSegment:
-    """The next rows of a prompt, or of what it brings back before its last ones."""
-    recall = request.recall
-    if recall is None:
-        return prefill_segment(request, block)
-    if recall.is_due:
+def _prompt_segment(request: Request, block: int) -> PlannedSegment | None:
+    """The next rows of a prompt, or of what it brings back before its last ones; None if it must wait."""
+    while (recall := request.recall) is not None and recall.is_due:
+        if not recall.may_go_on:
+            return None
         recall.begin()
-    if recall.is_due:
-        return recall_segment(request, recall, block)
-    return prefill_segment(request, recall.limit(block))
+        if recall.is_due:
+            return recall_segment(request, recall, block)
+    return prefill_segment(request, block if recall is None else recall.limit(block))
 
 
 class _Owned(Protocol):

@@ -147,6 +147,16 @@ class TokenSequence:
             raise self.error
         if self.request is not None:
             raise SessionBusy("the session is generating: read its stream to the end or cancel it")
+        self._audit()
+
+    def _audit(self) -> None:
+        """What it says of its slab is so."""
+        try:
+            if self.recall is not None:
+                self.slab.check_recalled()
+        except InvariantViolation as error:
+            self.fail(error)
+            raise
 
     def rollback(self) -> None:
         """Forget tokens that are not committed, here and in the slab and in the draft state."""

@@ -250,6 +250,8 @@ class KVSlab:
         self.sink = sink
         self.recall = recall
         self.recalled: tuple[TokenRange, ...] = ()
+        self.holds = recalled_positions((), self.pinned, recall)
+        """The position whose token each of the slots for recall holds, noted as they are written."""
         self.untouched = sink
         """How many of the first slots have always held their own positions."""
         self.ready = DeviceEvent(pool.device)
@@ -347,6 +349,12 @@ class KVSlab:
             raise InvariantViolation("INV-4", f"slots up to {computed} of {self.sink} hold what was recalled")
         self.recalled = ranges
 
+    def check_recalled(self) -> None:
+        """Raises InvariantViolation unless the slots for recall hold what the session says."""
+        said = recalled_positions(self.recalled, self.pinned, self.recall)
+        if not np.array_equal(self.holds, said):
+            raise InvariantViolation("INV-4", f"slots hold {self.holds} and {self.recalled} was recalled")
+
     def keep_copy(self, place: int) -> None:
         """Copy the slots for recall to a place in the pool, from where `put_back` takes them."""
         for copy, part in self._undo_pairs(place):
@@ -371,7 +379,7 @@ class KVSlab:
         overwritten no slot which these need, of its first `length` tokens."""
         self.storage.copy_(other.storage)
         self.written = self.committed = other.committed if length is None else length
-        self.recalled, self.untouched = other.recalled, other.untouched
+        self.recalled, self.untouched, self.holds = other.recalled, other.untouched, other.holds.copy()
 
 
 def recalled_positions(ranges: Sequence[TokenRange], pinned: int, recall: int) -> npt.NDArray[np.int64]:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from kakeya.engine.device import DeviceEvent, deliver, fetch, receive
-from kakeya.engine.recall import Ranges, brought_back, check_ranges, tokens_in
+from kakeya.engine.recall import Ranges, Turn, brought_back, check_ranges, tokens_in
 from kakeya.engine.sequence import TokenSequence
-from kakeya.engine.slab import SlabGeometry
+from kakeya.engine.slab import SlabGeometry, recalled_positions
 from kakeya.errors import StateMismatch
 from kakeya.types import TokenRange
 
@@ -26,7 +26,7 @@ DRAFT_PREFIX = "draft."
 DRAFT_LAYERS = "device.layers"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SequenceState:
     """Everything a sequence is, for other threads to read. `storage` may lie on a device."""
 
@@ -55,6 +55,15 @@ class RecallState:
     remembered: Ranges
     wanted: Ranges | None
     turn_from: int
+    past: tuple[Turn, ...] = ()
+    """Turns whose tokens are to be computed again."""
+    seconds: float = 0.0
+    """What the last recall took."""
+
+    @property
+    def sees(self) -> Ranges:
+        """What the next token sees of the past beside the window: the slots hold it by then."""
+        return self.past[-1].ranges if self.past else self.recalled
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -64,7 +73,11 @@ class RecallState:
         facts = json.loads(text)
         wanted = None if facts["wanted"] is None else _ranges(facts["wanted"])
         slots, turn_from = int(facts["slots"]), int(facts["turn_from"])
-        return cls(slots, _ranges(facts["recalled"]), _ranges(facts["remembered"]), wanted, turn_from)
+        # Earlier versions wrote neither of these.
+        past = tuple(Turn(int(at), _ranges(ranges)) for at, ranges in facts.get("past", ()))
+        seconds = float(facts.get("seconds", 0.0))
+        recalled, remembered = _ranges(facts["recalled"]), _ranges(facts["remembered"])
+        return cls(slots, recalled, remembered, wanted, turn_from, past, seconds)
 
 
 def _ranges(written: Sequence[Mapping[str, int]]) -> Ranges:
@@ -87,18 +100,18 @@ def snapshot(sequence: TokenSequence, fingerprint: str, notes: str) -> SequenceS
     if slab.geometry.draft_layers:
         draft[DRAFT_LAYERS] = storage[model_layers:]
     return SequenceState(
-        fingerprint,
-        geometry_name(slab.geometry),
-        slab.sink,
-        slab.committed,
-        tuple(sorted(sequence.eos_token_ids)),
-        torch.tensor(sequence.tokens, dtype=torch.int32),
-        storage[:model_layers],
-        torch.from_numpy(positions),
-        draft,
-        notes,
-        DeviceEvent(slab.pool.device).record(),
-        recall_of(sequence),
+        fingerprint=fingerprint,
+        geometry=geometry_name(slab.geometry),
+        sink=slab.sink,
+        committed=slab.committed,
+        eos_token_ids=tuple(sorted(sequence.eos_token_ids)),
+        tokens=torch.tensor(sequence.tokens, dtype=torch.int32),
+        storage=storage[:model_layers],
+        positions=torch.from_numpy(positions),
+        draft=draft,
+        notes=notes,
+        ready=DeviceEvent(slab.pool.device).record(),
+        recall=recall_of(sequence),
     )
 
 
@@ -107,7 +120,15 @@ def recall_of(sequence: TokenSequence) -> RecallState | None:
     slab, session = sequence.slab, sequence.recall
     if session is None:
         return None
-    return RecallState(slab.recall, slab.recalled, session.remembered, session.wanted, session.turn_from)
+    return RecallState(
+        slots=slab.recall,
+        recalled=slab.recalled,
+        remembered=session.remembered,
+        wanted=session.wanted,
+        turn_from=session.turn_from,
+        past=session.past,
+        seconds=session.seconds,
+    )
 
 
 def restore(sequence: TokenSequence, state: SequenceState) -> None:
@@ -129,7 +150,9 @@ def restore_recall(sequence: TokenSequence, kept: RecallState) -> None:
     session, slab = sequence.recall, sequence.slab
     if session is not None:
         slab.recalled, slab.untouched = kept.recalled, slab.pinned
+        slab.holds = recalled_positions(kept.recalled, slab.pinned, slab.recall)
         session.remembered, session.wanted, session.turn_from = kept.remembered, kept.wanted, kept.turn_from
+        session.past, session.seconds = kept.past, kept.seconds
 
 
 def geometry_name(geometry: SlabGeometry, *, spare: bool = True) -> str:
@@ -253,37 +276,49 @@ def parse_state(
     is_short = partial and _is_first_lap(metadata, positions, geometry)
     if len(positions) != geometry.cache.slots and not is_short:
         storage, positions = _in_our_slots(storage, positions, sink, geometry)
+    drafts = {name: tensor for name, tensor in tensors.items() if name.startswith(DRAFT_PREFIX)}
     state = SequenceState(
-        metadata["model"],
-        geometry_name(geometry),
-        sink,
-        int(metadata["committed"]),
-        tuple(json.loads(metadata["eos_token_ids"])),
-        tensors["tokens"],
-        storage,
-        positions,
-        {name.removeprefix(DRAFT_PREFIX): t for name, t in tensors.items() if name.startswith(DRAFT_PREFIX)},
-        metadata["notes"],
+        fingerprint=metadata["model"],
+        geometry=geometry_name(geometry),
+        sink=sink,
+        committed=int(metadata["committed"]),
+        eos_token_ids=tuple(json.loads(metadata["eos_token_ids"])),
+        tokens=tensors["tokens"],
+        storage=storage,
+        positions=positions,
+        draft={name.removeprefix(DRAFT_PREFIX): tensor for name, tensor in drafts.items()},
+        notes=metadata["notes"],
         recall=RecallState.from_json(metadata["recall"]) if "recall" in metadata else None,
     )
     if not 0 <= state.committed <= max(0, len(state.tokens) - 1):
         raise ValueError(f"{state.committed} tokens computed of a history of {len(state.tokens)}")
     if state.recall is not None:
-        check_recall(state.recall, state.sink, len(state.tokens))
+        check_recall(state.recall, state.sink, len(state.tokens), state.committed, geometry)
     return state
 
 
-def check_recall(recall: RecallState, sink: int, length: int) -> None:
+def check_recall(recall: RecallState, sink: int, length: int, committed: int, geometry: SlabGeometry) -> None:
     """Raises ValueError or InvalidArgument for what a session of `length` tokens cannot have recalled."""
     if not 0 < recall.slots <= sink or not 0 <= recall.turn_from <= length:
         raise ValueError(f"{recall} in a session that pins {sink} of {length} tokens")
-    together = brought_back(recall.wanted, recall.remembered)  # a turn brings back both at once
-    for ranges in (recall.recalled, recall.remembered, recall.wanted or (), together):
-        check_ranges(ranges, length)
-        if tokens_in(ranges) > recall.slots:
-            raise ValueError(f"{ranges} in {recall.slots} slots")
-    if any(each.start < sink - recall.slots for each in (*recall.recalled, *(recall.wanted or ()))):
+    named = brought_back(recall.wanted, recall.remembered)  # a turn brings back both at once
+    for ranges in (recall.recalled, recall.remembered, recall.wanted or (), named):
+        _check_fit(ranges, recall.slots, length)
+    before = max(committed, geometry.cache.capacity) - 1
+    for turn in recall.past:
+        if not before < turn.at < length:
+            raise ValueError(f"{turn} in a history of {length} tokens, of which {committed} are computed")
+        _check_fit(turn.ranges, recall.slots, turn.at)
+        before = turn.at
+    seen = [recall.recalled, recall.wanted or (), *(turn.ranges for turn in recall.past)]
+    if any(each.start < sink - recall.slots for ranges in seen for each in ranges):
         raise ValueError(f"{recall} brings back what is pinned")
+
+
+def _check_fit(ranges: Ranges, slots: int, length: int) -> None:
+    check_ranges(ranges, length)
+    if tokens_in(ranges) > slots:
+        raise ValueError(f"{ranges} in {slots} slots")
 
 
 def _ring_index(state: SequenceState) -> int:

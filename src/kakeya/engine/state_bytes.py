@@ -148,7 +148,9 @@ def _check_tensors(
     recall_slots = 0
     if "recall" in metadata:
         recall = RecallState.from_json(metadata["recall"])
-        check_recall(recall, sink, len(tensors["tokens"]))  # before anything is made of its ranges
+        check_recall(
+            recall, sink, len(tensors["tokens"]), committed, geometry
+        )  # before anything is made of its ranges
         recalled, recall_slots = recall.recalled, recall.slots
     window = geometry.cache.capacity - sink
     expected = held_positions(slots, sink, window, committed, recalled, recall_slots)

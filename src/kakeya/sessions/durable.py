@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 from kakeya.engine.engine import Engine
@@ -27,6 +28,7 @@ from kakeya.storage.handoffs import Leaving
 from kakeya.storage.parcels import Parcel
 from kakeya.storage.records import StoredAnswer, StoredSession
 from kakeya.storage.store import StateStore
+from kakeya.storage.turns import StoredTurn
 from kakeya.types import Document, TierFacts, TokenRange
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ class Durable(Keeping):
         store.check_model(fingerprint, geometry_name(pool.geometry, spare=False))
         self._store, self._sessions, self._geometry = store, sessions, pool.geometry
         period = config.snapshot_tokens or pool.geometry.cache.window
-        self._shelf = Shelf(store, engine.moves, fingerprint, pool.geometry, period, observer)
+        self._shelf = Shelf(store, engine.moves, fingerprint, pool.geometry, period, block, observer)
         self._tiers = Hibernation(
             engine.moves, pool.geometry, self._shelf, config.host_tier_bytes, block, observer, retriever
         )
@@ -70,18 +72,19 @@ class Durable(Keeping):
             self._store.delete(each.session_id)
         if lost:
             log.warning("%d sessions were awake when the last server died: durability is none", len(lost))
-        gone = {each.session_id for each in lost}
-        sessions = [self._asleep(each) for each in stored if each.session_id not in gone]
+        gone, turns = {each.session_id for each in lost}, self._store.newest_turns()
+        kept = [each for each in stored if each.session_id not in gone]
+        sessions = [self._asleep(each, turns.get(each.history)) for each in kept]
         leaving = {each.session_id for each in self._store.leaving()}
         for session in sessions:
             session.is_leaving = session.session_id in leaving
         return sessions
 
-    def _asleep(self, stored: StoredSession) -> Session:
+    def _asleep(self, stored: StoredSession, turn: StoredTurn | None) -> Session:
         details, snapshot = stored.details, stored.snapshot
         computed = 0 if snapshot is None else snapshot.computed
-        eos, recall = details.eos_token_ids, details.recall and RecallState.from_json(details.recall)
-        asleep = Asleep(stored.length, computed, stored.sink, eos, self._geometry, recall or None)
+        eos, recall = details.eos_token_ids, _recall_after(details.recall, turn)
+        asleep = Asleep(stored.length, computed, stored.sink, eos, self._geometry, recall)
         session = Session(
             stored.session_id,
             stored.owner,
@@ -229,7 +232,7 @@ class Durable(Keeping):
         owner = parcel.session.owner
         stored = self._store.take_in(parcel, self._sessions.next_number(owner))
         _remember(parcel.answers, {stored.session_id: stored.length}, answers)
-        return self._asleep(stored)
+        return self._asleep(stored, parcel.turns[-1] if parcel.turns else None)
 
     def was_taken(self, session_id: str, epoch: int) -> bool:
         return self._store.was_taken(session_id, epoch)
@@ -314,6 +317,16 @@ def _remember(stored: Sequence[StoredAnswer], lengths: Mapping[str, int], answer
         elif each.call == "recall":
             answer = tuple(TokenRange(*pair) for pair in answer)
         answers.remember(each.owner, Call(each.call, each.session_id, each.request_id), answer)
+
+
+def _recall_after(written: str | None, turn: StoredTurn | None) -> RecallState | None:
+    """What a session has of recall after its last turn, where what was written of it may be older."""
+    if written is None:
+        return None
+    kept = RecallState.from_json(written)
+    if turn is None or turn.end <= kept.turn_from:
+        return kept
+    return replace(kept, recalled=turn.recalled, past=(), wanted=None, turn_from=turn.end)
 
 
 def _lag(session: Session) -> int:

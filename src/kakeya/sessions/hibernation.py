@@ -22,7 +22,7 @@ from kakeya.engine.recall import Retriever
 from kakeya.engine.request import FINISHED
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import SlabGeometry
-from kakeya.engine.state import SequenceState
+from kakeya.engine.state import RecallState, SequenceState
 from kakeya.errors import Conflict, InvariantViolation, NoFreeSlab, SessionNotFound, StorageFailed
 from kakeya.observer import EngineObserver
 from kakeya.sessions.reserve import Reserve
@@ -268,10 +268,20 @@ class Hibernation:
 
     def _prepare(self, session: Session, asleep: Asleep, state: SequenceState | None) -> TokenSequence:
         recall = asleep.recall
-        if recall is not None:  # its slots hold what the state says, and what a client named is newer
-            recall = replace(recall, recalled=state.recall.recalled if state and state.recall else ())
+        if recall is not None and asleep.state is None:
+            recall = self._read_recall(session, recall, state)
         prepare = partial(self._moves.prepare, session.owner, asleep.eos_token_ids, asleep.sink)
         return self.with_slab(lambda: prepare(recall, self._retriever()))
+
+    def _read_recall(self, session: Session, known: RecallState, state: SequenceState | None) -> RecallState:
+        """Of a session on the disk: what its slots hold, and the turns that are computed again. What a client
+        named is newer than its snapshot."""
+        turns = self._shelf.turns(session)
+        if state is None or state.recall is None:
+            return replace(known, recalled=(), past=turns)
+        held = state.recall
+        past = tuple(turn for turn in turns if turn.at >= state.committed)
+        return replace(known, recalled=held.recalled, past=past or held.past)
 
     def _enter(
         self, sequence: TokenSequence, state: SequenceState | None, tokens: "array[int]"

@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kakeya.engine.stream import EventStream
@@ -11,6 +11,7 @@ from kakeya.sessions.answers import Call
 from kakeya.sessions.session import Session
 from kakeya.sessions.stored_stream import Work
 from kakeya.storage.store import StateStore
+from kakeya.storage.turns import StoredTurn
 from kakeya.types import (
     DoneEvent,
     Event,
@@ -34,13 +35,19 @@ class GenerateJournal:
     ) -> None:
         self._store, self._session, self._call, self._progressed = store, session, call, progressed
         self._start = 0
+        self._turn: StoredTurn | None = None
         self._dropped = 0
         self._logprobs: list[tuple[float, list[tuple[int, float]]]] = []
         self._is_known = False
 
     def start(self) -> int:
-        assert self._session.sequence is not None, "a session that generates has a slab"
-        self._start = self._session.sequence.committed
+        sequence = self._session.sequence
+        assert sequence is not None, "a session that generates has a slab"
+        self._start = sequence.committed
+        if sequence.recall is not None:
+            recall = None if sequence.request is None else sequence.request.recall
+            position = self._start if recall is None else recall.at
+            self._turn = StoredTurn(position, self._start, sequence.slab.recalled)
         return self._start
 
     def submit(self, work: Work) -> "Future[tuple[int, int]]":
@@ -49,12 +56,21 @@ class GenerateJournal:
     def write(self, db: sqlite3.Connection, start: int, events: list[Event]) -> None:
         tokens = [event.token_id for event in events if isinstance(event, TokenEvent)]
         self._store.histories.write(db, self._session.history, start, tokens)
+        if self._turn is not None:
+            self._write_turn(db, self._turn, start + len(tokens))
         if self._call.request_id:
             self._write_answer(db, start, events)
 
     def stored(self, length: int) -> None:
         self._is_known = True  # not before: a transaction that fails is tried again
         self._progressed(self._session, length)
+
+    def _write_turn(self, db: sqlite3.Connection, turn: StoredTurn, end: int) -> None:
+        """What it brought back, from the first token of its answer on."""
+        if end > self._start:
+            self._store.turns.put(db, self._session.history, replace(turn, end=end))
+        else:
+            self._store.turns.take_back(db, self._session.history, turn)
 
     def _write_answer(self, db: sqlite3.Connection, start: int, events: list[Event]) -> None:
         done: dict[str, Any] | None = None

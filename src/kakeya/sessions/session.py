@@ -4,6 +4,7 @@ import threading
 import time
 from array import array
 from dataclasses import dataclass, field
+from typing import Any
 
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import SlabGeometry
@@ -159,7 +160,7 @@ class Session:
             return self._describe_asleep(asleep)
         if isinstance(sequence.error, SessionNotFound):
             raise sequence.error
-        slab, recall = sequence.slab, sequence.recall
+        slab = sequence.slab
         return SessionInfo(
             session_id=self.session_id,
             state=self.state,
@@ -178,10 +179,7 @@ class Session:
             generated_tokens=self.generated_tokens + _taken(sequence),
             recent_turns=self.recent_turns,
             shared_tokens=sequence.copied,
-            recall_tokens=slab.recall,
-            recalled=slab.recalled,
-            remembered=recall.remembered if recall is not None else (),
-            recall_duration_seconds=recall.seconds if recall is not None else 0.0,
+            **_recall_figures(self.recall),
             cache_invariant_inv4_violations=sequence.inv4_violations,
         )
 
@@ -205,10 +203,20 @@ class Session:
             turns=self.turns,
             generated_tokens=self.generated_tokens,
             recent_turns=self.recent_turns,
-            recall_tokens=asleep.recall.slots if asleep.recall else 0,
-            recalled=asleep.recall.recalled if asleep.recall else (),
-            remembered=asleep.recall.remembered if asleep.recall else (),
+            **_recall_figures(asleep.recall),
         )
+
+
+def _recall_figures(recall: RecallState | None) -> dict[str, Any]:
+    """The same awake and asleep."""
+    if recall is None:
+        return {}
+    return {
+        "recall_tokens": recall.slots,
+        "recalled": recall.sees,
+        "remembered": recall.remembered,
+        "recall_duration_seconds": recall.seconds,
+    }
 
 
 def _taken(sequence: TokenSequence) -> int:

@@ -8,6 +8,8 @@ from array import array
 from concurrent.futures import Future
 
 from kakeya.engine.moves import Moves
+from kakeya.engine.moving import rebuild_start
+from kakeya.engine.recall import Turn
 from kakeya.engine.slab import SlabGeometry
 from kakeya.engine.state import SequenceState
 from kakeya.engine.state_bytes import decode_state, encode_state
@@ -30,10 +32,11 @@ class Shelf:
         fingerprint: str,
         geometry: SlabGeometry,
         period: int,
+        block: int,
         observer: EngineObserver,
     ) -> None:
         self._store, self._moves, self._fingerprint, self._geometry = store, moves, fingerprint, geometry
-        self.period = period
+        self.period, self._block = period, block
         self._observer = observer
         self._queue: queue.SimpleQueue[Session | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -81,8 +84,9 @@ class Shelf:
             if session.snapshot is not None and session.snapshot.computed >= state.committed:
                 return  # another thread was first
             self._catch_up(session, tokens)
+            needed_from = rebuild_start(state.committed, state.sink, self._geometry, self._block)
             session.snapshot = self._store.save(
-                session.session_id, session.history, encode_state(state), state.committed
+                session.session_id, session.history, encode_state(state), state.committed, needed_from
             )
 
     def settle(self, session: Session, tokens: "array[int]") -> None:
@@ -111,6 +115,10 @@ class Shelf:
         self._store.write_rest(session.history, tokens).result()
 
     # And back.
+
+    def turns(self, session: Session) -> tuple[Turn, ...]:
+        """What its turns brought back, as far as it may have to be computed again."""
+        return tuple(Turn(each.position, each.recalled) for each in self._store.turns_of(session.history))
 
     def load(self, session: Session, asleep: Asleep) -> "tuple[SequenceState | None, array[int]]":
         """Its state and its history. There is no state if no snapshot was written, or if it is damaged,

@@ -13,13 +13,16 @@ from typing import Any
 from kakeya.errors import StateDamaged
 from kakeya.storage.envelope import contents_of, enveloped
 from kakeya.storage.records import Details, Snapshot, StoredAnswer, StoredSession
+from kakeya.storage.turns import StoredTurn
+from kakeya.types import TokenRange
 
 _LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """A stored session with its tokens, the answers to its request ids, and its snapshot, if it has one."""
+    """A stored session with its tokens, the answers to its request ids, its snapshot, if it has one, and what
+    its turns brought back."""
 
     session: StoredSession
     epoch: int
@@ -28,6 +31,7 @@ class Parcel:
     tokens: "array[int]"
     answers: list[StoredAnswer]
     snapshot: bytes | bytearray | memoryview
+    turns: tuple[StoredTurn, ...] = ()
 
     def packed(self) -> list[bytes | memoryview]:
         """The parts of the file."""
@@ -37,6 +41,7 @@ class Parcel:
             "model": self.model,
             "tokens": len(self.tokens),
             "answers": [asdict(each) for each in self.answers],
+            "turns": [asdict(each) for each in self.turns],
         }
         written = json.dumps(header, separators=(",", ":")).encode()
         tokens = self.tokens.tobytes()
@@ -55,9 +60,14 @@ def unpacked(file: bytes | bytearray) -> Parcel:
         tokens.frombytes(rest[:end])
         answers = [StoredAnswer(**each) for each in header["answers"]]
         session = _session(header["session"])
-        return Parcel(session, header["epoch"], header["model"], tokens, answers, rest[end:])
+        turns = tuple(map(_turn, header.get("turns", ())))  # earlier versions sent none
+        return Parcel(session, header["epoch"], header["model"], tokens, answers, rest[end:], turns)
     except (KeyError, TypeError, ValueError, struct.error) as error:
         raise StateDamaged(f"the file does not hold a stored session: {error}") from error
+
+
+def _turn(fields: dict[str, Any]) -> StoredTurn:
+    return StoredTurn(**fields | {"recalled": tuple(TokenRange(**each) for each in fields["recalled"])})
 
 
 def _session(fields: dict[str, Any]) -> StoredSession:

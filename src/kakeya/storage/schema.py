@@ -67,8 +67,18 @@ CREATE TABLE handoffs (
     peer TEXT NOT NULL
 );
 """
+_TURNS = """
+-- What turns brought back: tokens from this position of the history on saw it. `end`: of the answer.
+CREATE TABLE turns (
+    history INTEGER NOT NULL REFERENCES histories (id),
+    position INTEGER NOT NULL,
+    end INTEGER NOT NULL,
+    recalled BLOB NOT NULL,
+    PRIMARY KEY (history, position)
+) WITHOUT ROWID;
+"""
 # One script for each version; the database's user_version counts those that were run.
-MIGRATIONS = (_FIRST, _DOCUMENTS, _HANDOFFS)
+MIGRATIONS = (_FIRST, _DOCUMENTS, _HANDOFFS, _TURNS)
 
 
 def migrate(connection: sqlite3.Connection) -> None:

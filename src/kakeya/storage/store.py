@@ -26,6 +26,7 @@ from kakeya.storage.parcels import Parcel
 from kakeya.storage.records import Details, Records, Snapshot, StoredAnswer, StoredSession
 from kakeya.storage.sealing import open_sealer
 from kakeya.storage.snapshots import SnapshotFiles
+from kakeya.storage.turns import StoredTurn, Turns
 from kakeya.types import Document, Durability
 
 T = TypeVar("T")
@@ -52,6 +53,7 @@ class StateStore:
         try:
             self._sealer = open_sealer(config.key_file)
             self.histories, self.records = Histories(self._sealer), Records(self._sealer)
+            self.turns = Turns(self._sealer)
             self._documents = Documents(self._sealer)
             self._database = Database(
                 config.directory / "sessions.db", self._files, sync=sync, shared=config.fenced
@@ -118,6 +120,7 @@ class StateStore:
 
         def add(db: sqlite3.Connection) -> tuple[int, Snapshot | None]:
             history = self.histories.create(db, parent, session.length)
+            self.turns.copy(db, parent, history)
             snapshot = self.records.snapshot_of(db, original)
             self.records.add_session(db, replace(session, history=history, snapshot=snapshot))
             self._remember(db, answer)
@@ -146,7 +149,7 @@ class StateStore:
         return self._submit(write)
 
     def submit(self, work: "Callable[[sqlite3.Connection], T]") -> "Future[T]":
-        """Work of the caller's own on `histories` and `records`, in a transaction."""
+        """Work of the caller's own on `histories`, `turns` and `records`, in a transaction."""
         return self._submit(work)
 
     def remember(self, db: sqlite3.Connection, answer: StoredAnswer) -> None:
@@ -181,28 +184,32 @@ class StateStore:
     def pack(self, session_id: str, epoch: int) -> list[bytes | memoryview]:
         """All that is stored of a session that sleeps on the disk, as the parts of a file."""
 
-        def read(db: sqlite3.Connection) -> "tuple[StoredSession, array[int], list[StoredAnswer]]":
+        def read(db: sqlite3.Connection) -> Parcel:
             (stored,) = (each for each in self.records.sessions(db) if each.session_id == session_id)
             answers = [each for each in self.records.answers(db) if each.session_id == session_id]
-            return stored, self.histories.read(db, stored.history), answers
+            turns, tokens = self.turns.of(db, stored.history), self.histories.read(db, stored.history)
+            return Parcel(stored, epoch, self._model(db), tokens, answers, b"", tuple(turns))
 
-        stored, tokens, answers = self._ask(read)
-        contents = b"" if stored.snapshot is None else self.load(stored.snapshot)
-        return Parcel(stored, epoch, self._model(), tokens, answers, contents).packed()
+        parcel = self._ask(read)
+        snapshot = parcel.session.snapshot
+        return replace(parcel, snapshot=b"" if snapshot is None else self.load(snapshot)).packed()
 
     def take_in(self, parcel: Parcel, number: int) -> StoredSession:
         """Store a session that comes from elsewhere, the owner's `number`-th here. Waits for the disk.
 
         Raises StateMismatch for one of another model, Conflict for one that was here or was refused before.
         """
-        if parcel.model != self._model():
-            raise StateMismatch(f"the session is of {parcel.model}, and sessions here are of {self._model()}")
+        model = self._ask(self._model)
+        if parcel.model != model:
+            raise StateMismatch(f"the session is of {parcel.model}, and sessions here are of {model}")
         snapshot = self._write_snapshot(parcel.snapshot, parcel.session)
 
         def add(db: sqlite3.Connection) -> StoredSession:
             handoffs.take(db, parcel.session.session_id, parcel.epoch)
             history = self.histories.create(db)
             self.histories.write(db, history, 0, parcel.tokens)
+            for turn in parcel.turns:
+                self.turns.put(db, history, turn)
             if snapshot is not None:
                 self.records.add_snapshot(db, snapshot)
             stored = replace(parcel.session, number=number, history=history, snapshot=snapshot)
@@ -242,18 +249,37 @@ class StateStore:
         """A session's whole history. Raises StateDamaged when some of it is gone."""
         return self._ask(lambda db: self.histories.read(db, history))
 
+    def turns_of(self, history: int) -> list[StoredTurn]:
+        """What its turns brought back, as far as that is needed to compute it again."""
+        return self._ask(lambda db: self.turns.of(db, history))
+
+    def newest_turns(self) -> dict[int, StoredTurn]:
+        """The last turn of each history that has any."""
+        return self._ask(self.turns.newest)
+
     # Snapshots.
 
     def save(
-        self, session_id: str, history: int, contents: Sequence[bytes | memoryview], computed: int
+        self,
+        session_id: str,
+        history: int,
+        contents: Sequence[bytes | memoryview],
+        computed: int,
+        needed_from: int = 0,
     ) -> Snapshot:
         """Store keys and values, given in parts, in the place of those stored before. Waits for the disk.
 
+        If they should be damaged, tokens from `needed_from` on are computed again.
         Raises StorageFailed, when the disk tier has no room for example.
         """
         snapshot = self._snapshots.write(contents, computed)
+
+        def put(db: sqlite3.Connection) -> str | None:
+            self.turns.forget_before(db, history, needed_from)
+            return self._replace_snapshot(db, session_id, history, snapshot)
+
         try:
-            old = self._ask(lambda db: self._replace_snapshot(db, session_id, history, snapshot))
+            old = self._ask(put)
         except BaseException:
             self._snapshots.remove(snapshot.file)
             raise
@@ -300,10 +326,9 @@ class StateStore:
     def _ask(self, work: "Callable[[sqlite3.Connection], T]") -> T:
         return self._submit(work).result()
 
-    def _model(self) -> dict[str, str]:
+    def _model(self, db: sqlite3.Connection) -> dict[str, str]:
         """The model and the geometry of all sessions here."""
-        query = "SELECT name, value FROM facts WHERE name IN ('model', 'geometry')"
-        return self._ask(lambda db: dict(db.execute(query)))
+        return dict(db.execute("SELECT name, value FROM facts WHERE name IN ('model', 'geometry')"))
 
     def _claim(self, name: str, value: str, otherwise: str) -> None:
         """The directory's own value, which stays what it was first."""
@@ -324,6 +349,7 @@ class StateStore:
         row = self.records.delete_session(db, session_id)
         if row is None:
             return None
+        self.turns.delete(db, row[0])
         self.histories.delete(db, row[0])
         return self.records.drop_snapshot(db, row[1])
 
