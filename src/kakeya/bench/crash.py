@@ -49,6 +49,10 @@ class CrashResults(Results):
     wrong: int = 0
     """Generates whose tokens an uninterrupted session does not say."""
     errors: tuple[str, ...] = ()
+    recalling: int = 0
+    """Sessions that may see tokens again that left their window."""
+    recalled: int = 0
+    """Answers that saw some again."""
     recovery_s: tuple[float, ...] = ()
     """From each kill until the next server was ready."""
 
@@ -64,6 +68,7 @@ class Crash(EngineBenchmark[CrashResults]):
 
     numerics: NumericMode = Numerics.EXACT
     window: Annotated[int, _crash(help="Most recent tokens kept.")] = 64
+    recall: Annotated[int, _crash(help="Slots for recall of half of the sessions; 0 for none at all.")] = 16
     kills: Annotated[int, _crash(help="How often the server is killed.")] = 200
     agents: Annotated[int, _crash(help="Agents at once, each with one session at a time.")] = 12
     slabs: Annotated[
@@ -105,11 +110,15 @@ class Crash(EngineBenchmark[CrashResults]):
     def gates(self, results: CrashResults) -> list[Gate]:
         nothing = "nothing was generated" if not results.generates else ""
         unchecked = "no session was checked" if not results.checked_lengths else ""
+        seen = at_least(
+            "answers that recalled something", _judged(results.recalled, nothing), 1, absent=nothing
+        )
         return [
             at_least("kills", float(results.kills), self.kills, absent="the server was not killed"),
             at_most("sessions that lost tokens", _judged(results.lost, unchecked), 0, absent=unchecked),
             at_most("wrong generates", _judged(results.wrong, nothing), 0, absent=nothing),
             at_most("errors that agents saw", _judged(len(results.errors), nothing), 0, absent=nothing),
+            *([seen] if self.recall else ()),
         ]
 
     @staticmethod
@@ -119,6 +128,8 @@ class Crash(EngineBenchmark[CrashResults]):
             ("kills", figure(results.kills)),
             ("sessions", figure(results.sessions)),
             ("forks", figure(results.forks)),
+            ("sessions with recall", figure(results.recalling)),
+            ("answers that recalled something", figure(results.recalled)),
             ("tokens appended", figure(results.appended_tokens)),
             ("tokens generated", figure(results.generated_tokens)),
             ("lengths checked", figure(results.checked_lengths)),
@@ -144,7 +155,7 @@ class _Storm:
         self._chance = random.Random(bench.seed)
         self._kills = 0
         self._recovery: list[float] = []
-        self.told = Witnesses()
+        self.told = Witnesses(bench.engine_config(capacity=1).cache)
 
     async def rage(self) -> "_Storm":
         from kakeya.client import AsyncClient
@@ -203,6 +214,8 @@ class _Storm:
             lost=told.lost,
             wrong=wrong,
             errors=tuple(told.errors),
+            recalling=sum(each.recall > 0 for each in told.ledgers),
+            recalled=told.recalled,
             recovery_s=tuple(self._recovery),
         )
 

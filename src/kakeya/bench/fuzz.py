@@ -132,7 +132,8 @@ class _Importing:
             part = cache.recall // 4
             wanted = [TokenRange(cache.sink, cache.sink + part)]
             remembered = [TokenRange(cache.sink + 2 * part, cache.sink + 3 * part)]
-            choices = ([], []), (wanted, []), ([], remembered), (wanted, remembered)
+            none: list[TokenRange] = []
+            choices = (none, none), (wanted, none), (none, remembered), (wanted, remembered)
             self._exported += [_exported(runtime, chance, *chosen) for chosen in choices]
         self._header, self._contents = self._exported[0]
         self._counts: Counter[str] = Counter()

@@ -11,8 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kakeya.config import CacheConfig
 from kakeya.errors import KakeyaError
-from kakeya.types import SamplingParams, TokenEvent
+from kakeya.types import SamplingParams, TokenEvent, TokenRange
 
 if TYPE_CHECKING:
     from kakeya.client import AsyncClient, AsyncSession
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Said:
-    """A step of a session: tokens appended, or those of a generate, whose seed is known."""
+    """A step of a session: tokens appended, those of a generate, whose seed is known, or `named` ranges that
+    the next turn sees again."""
 
     tokens: tuple[int, ...]
     seed: int | None = None
+    named: tuple[TokenRange, ...] = ()
 
 
 @dataclass
@@ -33,16 +36,26 @@ class Ledger:
 
     session: "AsyncSession"
     steps: list[Said] = field(default_factory=list)
+    recall: int = 0
+    """How many tokens a turn may see again."""
 
     @property
     def length(self) -> int:
         return sum(len(step.tokens) for step in self.steps)
 
+    @property
+    def answered(self) -> int:
+        """How long the history was at the end of the last answer."""
+        last = max((place for place, step in enumerate(self.steps) if step.seed is not None), default=-1)
+        return sum(len(step.tokens) for step in self.steps[: last + 1])
+
 
 @dataclass
 class Witnesses:
-    """What all agents were told, and what of it was not true. `over` ends them."""
+    """What all agents were told, and what of it was not true. `over` ends them. Half of the sessions see up
+    to `cache.recall` tokens of their past again."""
 
+    cache: CacheConfig = field(default_factory=CacheConfig)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     ledgers: list[Ledger] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -50,6 +63,8 @@ class Witnesses:
     checked: int = 0
     lost: int = 0
     """Sessions whose history has another length than their client was told."""
+    recalled: int = 0
+    """Answers that saw something again."""
 
     @property
     def appended_tokens(self) -> int:
@@ -67,8 +82,10 @@ class Witnesses:
         """One agent: it uses a session for a while, checks it, and takes another."""
         while not self.over.is_set():
             ledger: Ledger | None = None
+            recall = self.cache.recall if chance.random() < 0.5 else 0
             try:
-                ledger = self._opened(await client.create_session(ignore_eos=True))
+                session = await client.create_session(ignore_eos=True, recall_tokens=recall)
+                ledger = self._opened(session, recall=recall)
                 for _ in range(chance.randint(4, 30)):
                     ledger = await self._step(ledger, chance, vocabulary)
                     if self.over.is_set():
@@ -80,19 +97,21 @@ class Witnesses:
 
     def wrong_generates(self, runtime: "Runtime", place: int) -> int:
         """How many generates of the session at this place an uninterrupted session answers differently."""
-        return _wrong_generates(runtime, self.ledgers[place].steps)
+        return _wrong_generates(runtime, self.ledgers[place])
 
     def _steps(self) -> list[Said]:
         return [step for ledger in self.ledgers for step in ledger.steps]
 
-    def _opened(self, session: "AsyncSession", steps: Sequence[Said] = ()) -> Ledger:
-        ledger = Ledger(session, list(steps))
+    def _opened(self, session: "AsyncSession", steps: Sequence[Said] = (), recall: int = 0) -> Ledger:
+        ledger = Ledger(session, list(steps), recall)
         self.ledgers.append(ledger)
         return ledger
 
     async def _step(self, ledger: Ledger, chance: random.Random, vocabulary: int) -> Ledger:
-        """Append, generate, or fork and go on with the fork."""
+        """Append, generate, name what to see again, or fork and go on with the fork."""
         kind = chance.random()
+        if ledger.recall and chance.random() < 0.2:
+            await self._name(ledger, chance)
         if not ledger.steps or kind < 0.45:
             tokens = tuple(chance.randrange(vocabulary) for _ in range(chance.randint(1, 40)))
             await ledger.session.append(tokens, expected_history_length=ledger.length)
@@ -102,13 +121,23 @@ class Witnesses:
             temperature = 1.0 if seed % 2 else 0.0
             stream = ledger.session.generate(chance.randint(1, 40), seed=seed, temperature=temperature)
             said = tuple([token.id async for token in stream])
+            self.recalled += stream.result is not None and bool(stream.result.recalled)
             ledger.steps.append(Said(said, seed))
         else:
-            fork = self._opened(await ledger.session.fork(), ledger.steps)
+            fork = self._opened(await ledger.session.fork(), ledger.steps, ledger.recall)
             self.forks += 1
             await self._check(ledger)
             return fork
         return ledger
+
+    async def _name(self, ledger: Ledger, chance: random.Random) -> None:
+        """Have the next turn see some of what has left the window, if anything has."""
+        if ledger.answered > self.cache.capacity:
+            length = chance.randint(1, ledger.recall)
+            start = chance.randint(self.cache.sink, ledger.answered - self.cache.window - length)
+            named = (TokenRange(start, start + length),)
+            await ledger.session.recall(named)
+            ledger.steps.append(Said((), named=named))
 
     async def _check(self, ledger: Ledger) -> None:
         """The session is as long as its client was told, and says so when it is closed."""
@@ -119,9 +148,12 @@ class Witnesses:
             await ledger.session.close()
 
 
-def _wrong_generates(runtime: "Runtime", steps: Sequence[Said]) -> int:
-    session, wrong = runtime.create_session(eos_token_ids=()), 0
-    for step in steps:
+def _wrong_generates(runtime: "Runtime", ledger: Ledger) -> int:
+    session, wrong = runtime.create_session(eos_token_ids=(), recall_tokens=ledger.recall), 0
+    for step in ledger.steps:
+        if step.named:
+            runtime.recall(session, step.named)
+            continue
         if step.seed is None:
             runtime.append(session, step.tokens)
             continue
