@@ -146,6 +146,7 @@ export class Generation {
     this.#received = 0;
     this.request.requestId = newRequestId();
     this.request.maxTokens = left;
+    this.request.minTokens = Math.max(0, (this.request.minTokens ?? 0) - result.generatedTokenCount);
     attempts.afterABreak = false;
   }
 }

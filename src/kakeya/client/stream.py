@@ -127,6 +127,7 @@ class Generation:
         self._received = 0
         self.request.request_id = new_request_id()
         self.request.max_tokens = left
+        self.request.min_tokens = max(0, self.request.min_tokens - result.generated_token_count)
         attempts.after_a_break = False
 
     def _cancelled_by_reader(self) -> bool:
