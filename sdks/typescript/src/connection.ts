@@ -47,9 +47,7 @@ export class Attempts {
     }
     const left = Math.ceil(this.#end - performance.now());
     if (left <= 0) {
-      const over = new DeadlineExceeded("the time for this call is over");
-      over.status = "DEADLINE_EXCEEDED";
-      throw over;
+      throw timeIsOver();
     }
     return left;
   }
@@ -197,6 +195,30 @@ export async function unlessAborted<T>(work: Promise<T>, ...signals: (AbortSigna
       signal?.removeEventListener("abort", wake);
     }
   }
+}
+
+/** What `work` gives. After `timeoutMs` the signal that it is told aborts, with DeadlineExceeded as the reason. */
+export async function within<T>(
+  timeoutMs: number | undefined,
+  signal: AbortSignal | undefined,
+  work: (signal: AbortSignal | undefined) => Promise<T>,
+): Promise<T> {
+  if (timeoutMs === undefined) {
+    return await work(signal);
+  }
+  const limit = new AbortController();
+  const timer = setTimeout(() => limit.abort(timeIsOver()), timeoutMs);
+  try {
+    return await work(signal === undefined ? limit.signal : AbortSignal.any([signal, limit.signal]));
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+function timeIsOver(): DeadlineExceeded {
+  const over = new DeadlineExceeded("the time for this call is over");
+  over.status = "DEADLINE_EXCEEDED";
+  return over;
 }
 
 async function pause(delayMs: number, signals: readonly (AbortSignal | undefined)[]): Promise<void> {

@@ -294,14 +294,19 @@ export class Session implements AsyncDisposable {
   }
 
   async *#answer(text: string, generation: Generation): AsyncGenerator<string, void, undefined> {
-    const { signal } = generation;
+    const chat = await generation.before((signal) => this.#asked(text, signal));
+    yield* chat.answer(text, this.#tokens(generation));
+  }
+
+  /** The conversation, once the message is part of the history. */
+  async #asked(text: string, signal: AbortSignal | undefined): Promise<Chat> {
     this.#chat ??= await this.#openChat({ signal });
     const turn = this.#chat.nextTurn(text);
     if (turn.restarts) {
       await this.#move(signal);
     }
     await this.append(turn.tokenIds, { signal });
-    yield* this.#chat.answer(text, this.#tokens(generation));
+    return this.#chat;
   }
 
   /** To a new empty session with the same settings. */

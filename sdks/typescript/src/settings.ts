@@ -121,7 +121,7 @@ export interface GenerateOptions {
   readonly stopTokenIds?: readonly number[];
   /** Stop the work when it aborts: the iteration then throws the signal's reason. */
   readonly signal?: AbortSignal;
-  /** Give up after this many milliseconds, over all retries. Left out: never. */
+  /** Give up after this many milliseconds, over all retries and what a chat needs first. Left out: never. */
   readonly timeoutMs?: number;
 }
 

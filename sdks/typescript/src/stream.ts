@@ -6,7 +6,7 @@
  * token's randomness depends only on the seed and its position, so the joint cannot be seen.
  */
 
-import type { Attempts, Connection } from "./connection.js";
+import { type Attempts, type Connection, within } from "./connection.js";
 import { RemoteError } from "./errors.js";
 import { newRequestId } from "./requests.js";
 import { type GenerateResult, generateResult, joined, NEVER_SENT, type Token, token } from "./values.js";
@@ -30,6 +30,7 @@ export class Generation {
   ended = false;
   /** How it ended, if the server said so. */
   result: GenerateResult | undefined;
+  #begun: Attempts | undefined;
   #call: AbortController | undefined;
   #left = false;
   #received = 0;
@@ -60,12 +61,27 @@ export class Generation {
   }
 
   /**
+   * What must be done before it, as part of its time. `work` gives up when its signal aborts.
+   *
+   * Throws DeadlineExceeded when that time is over.
+   */
+  async before<T>(work: (signal: AbortSignal | undefined) => Promise<T>): Promise<T> {
+    return await within(this.#attempts.timeLeft(), this.signal, work);
+  }
+
+  /** Their time runs from the first use, when the reader asks for something. */
+  get #attempts(): Attempts {
+    this.#begun ??= this.connection.attempts(this.timeoutMs, this.signal);
+    return this.#begun;
+  }
+
+  /**
    * The tokens, each once, over as many calls as it takes. `conflictPasses` as in `Attempts.pauseOrThrow`.
    *
    * Throws the error the server meant; a reader who leaves ends the call.
    */
   async *tokens(conflictPasses: boolean): AsyncGenerator<Token, void, undefined> {
-    const attempts = this.connection.attempts(this.timeoutMs, this.signal);
+    const attempts = this.#attempts;
     const stop = () => this.stop();
     this.signal?.addEventListener("abort", stop);
     try {

@@ -215,18 +215,24 @@ class AsyncSession:
                 yield token
 
     async def _answer(self, text: str, generation: Generation) -> AsyncGenerator[str, None]:
+        async with generation.within_its_time():
+            chat = await self._asked(text)
+        async with (
+            aclosing(self._tokens(generation)) as tokens,
+            aclosing(chat.answer(text, tokens)) as pieces,
+        ):
+            async for piece in pieces:
+                yield piece
+
+    async def _asked(self, text: str) -> "Chat":
+        """The conversation, once the message is part of the history."""
         if self._chat is None:
             self._chat = await self._open_chat()
         turn = self._chat.next_turn(text)
         if turn.restarts:
             await self._move()
         await self.append(turn.token_ids)
-        async with (
-            aclosing(self._tokens(generation)) as tokens,
-            aclosing(self._chat.answer(text, tokens)) as pieces,
-        ):
-            async for piece in pieces:
-                yield piece
+        return self._chat
 
     async def _move(self) -> None:
         """To a new empty session with the same settings."""

@@ -34,4 +34,4 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     """End with these tokens as well; the one that ends it is sent and kept."""
     timeout: float
-    """Give up after this many seconds, over all retries. Left out: never."""
+    """Give up after this many seconds, over all retries and what a chat needs first. Left out: never."""

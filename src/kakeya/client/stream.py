@@ -7,17 +7,19 @@ token's randomness depends only on the seed and its position, so the joint canno
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from functools import cached_property
 from typing import Any, Generic, Self, TypeVar
 
+from grpc import StatusCode
 from grpc.aio import AioRpcError
 
 from kakeya.client.connection import Attempts, Connection
 from kakeya.client.failures import translated
 from kakeya.client.requests import new_request_id
 from kakeya.client.values import GenerateResult, Token, generate_result, joined, token
-from kakeya.errors import RemoteError
+from kakeya.errors import DeadlineExceeded, RemoteError
 from kakeya.types import StopReason
 from kakeya.wire import runtime_pb2 as pb
 
@@ -62,12 +64,30 @@ class Generation:
         if self._call is not None:
             self._call.cancel()
 
+    @asynccontextmanager
+    async def within_its_time(self) -> AsyncIterator[None]:
+        """For what must be done before it, as part of its time. Raises DeadlineExceeded when that is over."""
+        try:
+            async with asyncio.timeout(self._attempts.time_left()):
+                yield
+        except DeadlineExceeded:
+            raise  # a call's own
+        except TimeoutError:
+            over = DeadlineExceeded("the time for this call is over")
+            over.status = StatusCode.DEADLINE_EXCEEDED
+            raise over from None
+
+    @cached_property
+    def _attempts(self) -> Attempts:
+        """Their time runs from the first use, when the reader asks for something."""
+        return self._connection.attempts(self._timeout)
+
     async def tokens(self, *, conflict_passes: bool) -> AsyncGenerator[Token, None]:
         """The tokens, each once, over as many calls as it takes. `conflict_passes` as in `Connection.call`.
 
         Raises the error the server meant; a reader who leaves ends the call.
         """
-        attempts = self._connection.attempts(self._timeout)
+        attempts = self._attempts
         try:
             while self.result is None:
                 try:
