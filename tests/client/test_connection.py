@@ -400,6 +400,13 @@ def test_pauses_double_up_to_the_longest_and_differ(pauses: Pauses) -> None:
         assert len(set(drawn)) > 1
 
 
+def test_pauses_leave_the_programs_random_numbers_alone(pauses: Pauses) -> None:
+    before = random.getstate()
+    asyncio.run(Attempts(Retry(6, 1.0, 5.0), None, pauses.take).pause_or_raise(Unavailable("away")))
+    assert len(pauses) == 1
+    assert random.getstate() == before
+
+
 def test_no_pause_reaches_past_the_deadline(pauses: Pauses) -> None:
     async def fail() -> None:
         attempts = Attempts(Retry(6, 1.0, 5.0), 0.4, pauses.take)

@@ -16,6 +16,9 @@ from kakeya.dialing import TLS, Keepalive, Retry, channel_options
 from kakeya.errors import Conflict, HistoryMismatch, KakeyaError, Unavailable
 from kakeya.wire import runtime_pb2_grpc
 
+# Its own, so that pauses neither follow a program's seed nor disturb it.
+_JITTER = random.Random()
+
 
 class Attempts:
     """Counts the tries of one call and pauses between them. All must be over after `timeout` seconds.
@@ -62,7 +65,7 @@ class Attempts:
 
     def _delay(self) -> float:
         longest = min(self._retry.longest_delay, self._retry.first_delay * 2.0 ** (self._failed - 1))
-        return longest * random.uniform(0.5, 1.0)
+        return longest * _JITTER.uniform(0.5, 1.0)
 
 
 class Connection:

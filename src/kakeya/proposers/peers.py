@@ -31,6 +31,8 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 30.0
 _DISTRUST_SECONDS = 60.0  # after a peer that does not fit, or told nonsense
 _NEARER = 0.7  # of the round trip: for less nobody moves
 _MOST_UNSENT = 4096  # messages
+# Its own, so that pauses neither follow a program's seed nor disturb it.
+_JITTER = random.Random()
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ class Peer:
         self.round_trip, self.last_fault = None, fault
         longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** min(self.failures, 16))
         self.failures += 1
-        self.due = time.monotonic() + (pause or longest * random.uniform(0.5, 1.0))
+        self.due = time.monotonic() + (pause or longest * _JITTER.uniform(0.5, 1.0))
 
 
 class Peers:
