@@ -7,6 +7,8 @@ import grpc
 
 from kakeya.errors import ConfigError
 
+# Metadata by which a caller names the model that it means, where one address leads to several.
+MODEL_KEY = "kakeya-model"
 # A tokenizer file can be larger than gRPC's default limit of 4 MiB.
 _MAX_MESSAGE_BYTES = 256 * 2**20
 

@@ -29,7 +29,7 @@ NAMES = [
     "TokenLogprob",
     "TokenRange",
 ]
-CONNECTING = ["target", "api_key", "tls", "timeout", "retry", "keepalive"]
+CONNECTING = ["target", "api_key", "model", "tls", "timeout", "retry", "keepalive"]
 CLIENT = {
     "close": [],
     "create_session": [

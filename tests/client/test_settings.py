@@ -66,3 +66,9 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         AsyncClient(tls=TLS(ca_file=tmp_path / "nowhere.pem"))
     with pytest.raises(ConfigError, match="together"):
         TLS(cert_file=tmp_path / "alone.pem")
+
+
+@pytest.mark.parametrize("model", ["", "größe", "a\nb"])
+def test_a_model_that_cannot_be_a_name(model: str) -> None:
+    with pytest.raises(ConfigError, match="model must be printable ASCII"):
+        AsyncClient(model=model)

@@ -12,7 +12,7 @@ from kakeya.client import AsyncClient, AsyncSession
 from kakeya.cluster.calling import Draining, HomeCalls
 from kakeya.cluster.members import home_in
 from kakeya.dialing import Retry
-from kakeya.errors import SessionNotFound
+from kakeya.errors import InvalidArgument, SessionNotFound
 from kakeya.wire import runtime_pb2
 from support.clustering import SECRET, FrontHere, Town, alone, front_of
 from support.serving import connected
@@ -73,6 +73,24 @@ def test_a_list_is_paged_over_all_homes(front: FrontHere) -> None:
         assert set(found) == made
 
     played(front, scenario)
+
+
+def test_a_client_chooses_its_model(town: Town) -> None:
+    town.settle("second", model_name="other")
+
+    async def at(front: FrontHere, model: str | None) -> tuple[str, str]:
+        async with AsyncClient(front.address, model=model) as client:
+            session = await client.create_session()
+            return (await client.server_info()).model_id, home_in(session.session_id)
+
+    async def all_three(front: FrontHere) -> None:
+        assert await at(front, "other") == ("other", "second")
+        assert (await at(front, "tiny"))[0] == (await at(front, None))[0] == "tiny"
+        with pytest.raises(InvalidArgument, match="the model 'third'; there are: other, tiny"):
+            await at(front, "third")
+
+    with front_of(town) as front:
+        asyncio.run(all_three(front))
 
 
 def test_a_session_moves_unseen_between_turns(front: FrontHere, town: Town, model: Path) -> None:

@@ -80,4 +80,4 @@ def typescript(server: str, sdk: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def _played(outcomes: list[dict[str, object]], way: Between) -> Played:
-    return Played(outcomes, way.calls(), None if way.line is None else way.line.connections)
+    return Played(outcomes, way.calls(), way.models(), None if way.line is None else way.line.connections)

@@ -72,14 +72,14 @@ class Town:
         self._beating = threading.Thread(target=self._beat, daemon=True)
         self._beating.start()
 
-    def settle(self, name: str, node: str = "") -> HomeHere:
+    def settle(self, name: str, node: str = "", model_name: str = "tiny") -> HomeHere:
         """Open a home, or open it again: whoever was it before is fenced off."""
         state = StateConfig(self._shared / "homes" / name, snapshot_tokens=6, fenced=True)
         settings = RuntimeConfig(
             session_idle_ttl_s=None, quotas=self._quotas, state=state, session_prefix=prefix_of(name)
         )
         metrics = Metrics()
-        runtime = Runtime.open(str(self._model), self._engine, settings, metrics, name="tiny")
+        runtime = Runtime.open(str(self._model), self._engine, settings, metrics, name=model_name)
         fenced: list[str] = []
 
         async def started() -> HomeHere:

@@ -55,6 +55,7 @@ class Case:
     cut_after_bytes: int | None = None
     calls: list[str] | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
+    models: list[str | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Played:
 
     outcomes: list[Outcome]
     calls: list[str]
+    models: list[str | None]
     connections: int | None = None
 
 
@@ -160,6 +162,10 @@ class Between:
             names.append(name)
         return names
 
+    def models(self) -> list[str | None]:
+        """What those calls named as the model, each once and in order."""
+        return [] if self.proxy is None else list(dict.fromkeys(self.proxy.models))
+
 
 @asynccontextmanager
 async def between(case: Case, server: str) -> AsyncIterator[Between]:
@@ -168,7 +174,7 @@ async def between(case: Case, server: str) -> AsyncIterator[Between]:
         if case.cut_after_bytes is not None:
             line = await stack.enter_async_context(CutLine(server, case.cut_after_bytes))
             yield Between(line.address, line=line)
-        elif case.faults or case.counts or case.calls is not None:
+        elif case.faults or case.counts or case.calls is not None or case.models is not None:
             proxy = await stack.enter_async_context(FaultyProxy(server))
             for method, faults in case.faults.items():
                 proxy.plan(method, *map(_fault, faults))
@@ -202,6 +208,8 @@ def judge(case: Case, played: Played) -> None:
             raise AssertionError(f"{where}\n{json.dumps(outcome)[:600]}\n{error}") from None
     if case.calls is not None:
         assert played.calls == case.calls
+    if case.models is not None:
+        assert played.models == case.models
     for method, count in case.counts.items():
         assert played.calls.count(method) == count, method
     if case.cut_after_bytes is not None:

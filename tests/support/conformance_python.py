@@ -176,9 +176,14 @@ class _Player:
 
 
 def _client(
-    address: str, api_key: str | None = "first-key", timeout_s: float = 30.0, attempts: int = 6
+    address: str,
+    api_key: str | None = "first-key",
+    model: str | None = None,
+    timeout_s: float = 30.0,
+    attempts: int = 6,
 ) -> AsyncClient:
-    return AsyncClient(address, api_key=api_key, timeout=timeout_s, retry=Retry(attempts, **_RETRY))
+    retry = Retry(attempts, **_RETRY)
+    return AsyncClient(address, api_key=api_key, model=model, timeout=timeout_s, retry=retry)
 
 
 def _tokenizer(files: dict[str, Any]) -> Tokenizer:

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from kakeya.dialing import MODEL_KEY
 from kakeya.errors import ERROR_NAME_KEY
 from kakeya.wire import runtime_pb2 as pb, runtime_pb2_grpc
 
@@ -64,13 +65,17 @@ Fault = Refuse | LoseReply | Alter | BreakStream | EndStream | Hang
 
 
 class FaultyProxy(runtime_pb2_grpc.RuntimeServiceServicer):
-    """A gRPC proxy that loses what it is told to lose. `calls` is what came through, in order."""
+    """A gRPC proxy that loses what it is told to lose.
+
+    `calls` is what came through, in order, and `models` the models that those calls named.
+    """
 
     def __init__(self, target: str, credentials: grpc.ServerCredentials | None = None) -> None:
         self._target = target
         self._credentials = credentials
         self._faults: dict[str, deque[Fault | None]] = defaultdict(deque)
         self.calls: list[tuple[str, Any]] = []
+        self.models: list[str | None] = []
         self.address = ""
 
     def plan(self, method: str, *faults: Fault | None) -> None:
@@ -99,15 +104,16 @@ class FaultyProxy(runtime_pb2_grpc.RuntimeServiceServicer):
         await self._server.stop(None)
         await self._channel.close()
 
-    def _arrived(self, name: str, request: Any) -> Fault | None:
+    def _arrived(self, name: str, request: Any, context: Any) -> Fault | None:
         copy = type(request)()
         copy.CopyFrom(request)
         self.calls.append((name, copy))
+        self.models.append(dict(context.invocation_metadata()).get(MODEL_KEY))
         faults = self._faults[name]
         return faults.popleft() if faults else None
 
     async def _pass(self, name: str, request: Any, context: Any) -> Any:
-        fault = self._arrived(name, request)
+        fault = self._arrived(name, request, context)
         if isinstance(fault, Refuse):
             await _refuse(context, fault)
         if isinstance(fault, Hang):
@@ -126,7 +132,7 @@ class FaultyProxy(runtime_pb2_grpc.RuntimeServiceServicer):
     async def Generate(  # noqa: N802 - the name on the wire
         self, request: pb.GenerateRequest, context: Any
     ) -> AsyncIterator[pb.GenerateEvent]:
-        fault = self._arrived("Generate", request)
+        fault = self._arrived("Generate", request, context)
         if isinstance(fault, Refuse):
             await _refuse(context, fault)
         if fault is not None:

@@ -8,10 +8,10 @@ import { translated } from "./failures.js";
 import {
   type CallOptions,
   type ClientOptions,
+  callHeaders,
   checkedKeepalive,
   checkedRetry,
   checkedTimeout,
-  keyHeaders,
   type Retry,
   refuseOthers,
   serverUrl,
@@ -101,12 +101,12 @@ export class Connection {
   /** Throws ConfigError for a setting that cannot work, and TypeError for one that there is not. */
   constructor(options: ClientOptions) {
     const { address = "127.0.0.1:50051", tls = false, timeoutMs = 60_000, ...more } = options;
-    const { apiKey, retry, keepalive: pace, ...others } = more;
+    const { apiKey, model, retry, keepalive: pace, ...others } = more;
     refuseOthers("Client", others);
     const keepalive = checkedKeepalive(pace);
     const baseUrl = serverUrl(address, tls !== false);
     this.timeoutMs = checkedTimeout(timeoutMs);
-    this.headers = keyHeaders(apiKey);
+    this.headers = callHeaders(apiKey, model);
     this.#retry = checkedRetry(retry);
     const pings = { pingIntervalMs: keepalive.intervalMs, pingTimeoutMs: keepalive.timeoutMs };
     this.#line = new Http2SessionManager(baseUrl, pings, typeof tls === "object" ? tlsSecrets(tls) : {});

@@ -3,6 +3,9 @@
 import { readFileSync } from "node:fs";
 import { ConfigError } from "./errors.js";
 
+// Metadata by which a caller names the model that it means.
+const MODEL_KEY = "kakeya-model";
+
 /**
  * How often and how patiently a call is tried when the server cannot be reached or a reply is lost.
  *
@@ -41,6 +44,11 @@ export interface ClientOptions {
   readonly address?: string;
   /** A key of the server's, if it wants one. */
   readonly apiKey?: string;
+  /**
+   * For a cluster that serves several: the model of new sessions, of the tokenizer and of the server's description.
+   * Left out, it is the cluster's first. A server that is no cluster takes no notice.
+   */
+  readonly model?: string;
   /** Encrypt the connection; `true` trusts the system's authorities. Left out: no encryption. */
   readonly tls?: TLS | boolean;
   /** Limits each call but generate and chat, retries included. `null`: no limit. Left out: 60,000. */
@@ -204,12 +212,15 @@ export function serverUrl(address: string, secure: boolean): string {
 }
 
 /** The headers of every call. */
-export function keyHeaders(apiKey: string | undefined): Record<string, string> {
-  if (apiKey === undefined) {
-    return {};
-  }
-  if (!/^[\x21-\x7e]+$/.test(apiKey)) {
+export function callHeaders(apiKey: string | undefined, model: string | undefined): Record<string, string> {
+  if (apiKey !== undefined && !/^[\x21-\x7e]+$/.test(apiKey)) {
     throw new ConfigError("apiKey must be printable ASCII without spaces");
   }
-  return { authorization: `Bearer ${apiKey}` };
+  if (model !== undefined && !/^[\x20-\x7e]+$/.test(model)) {
+    throw new ConfigError(`model must be printable ASCII, got ${JSON.stringify(model)}`);
+  }
+  return {
+    ...(apiKey === undefined ? {} : { authorization: `Bearer ${apiKey}` }),
+    ...(model === undefined ? {} : { [MODEL_KEY]: model }),
+  };
 }

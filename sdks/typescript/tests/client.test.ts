@@ -19,6 +19,8 @@ test("settings that cannot work are refused by name", () => {
     [{ address: "nowhere" }, /address must be a host and a port/],
     [{ address: "http://127.0.0.1:1" }, /address/],
     [{ apiKey: "a\nb" }, /apiKey/],
+    [{ model: "größe" }, /model must be printable ASCII, got "größe"/],
+    [{ model: "" }, /model must be printable ASCII, got ""/],
     [{ retry: { attempts: 0 } }, /retry.attempts must be at least 1, got 0/],
     [{ retry: { firstDelayMs: 9, longestDelayMs: 3 } }, /firstDelayMs <= longestDelayMs, got 9 and 3/],
     [{ keepalive: { intervalMs: 0 } }, /keepalive/],

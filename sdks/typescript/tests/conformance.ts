@@ -20,7 +20,7 @@ import {
 
 type Step = Record<string, any> & { do: string };
 type Outcome = { gives: unknown } | { fails: { error: string; status: string | null; message: string } };
-type Settings = { api_key?: string | null; timeout_s?: number; attempts?: number };
+type Settings = { api_key?: string | null; model?: string; timeout_s?: number; attempts?: number };
 type Case = { title: string; address: string; clients: Record<string, Settings>; steps: Step[] };
 type Plan = { server: string; tokenizers: Record<string, Record<string, string>>; cases: Case[] };
 
@@ -195,9 +195,9 @@ class Player {
 }
 
 function client(address: string, settings: Settings): Client {
-  const { api_key: apiKey = "first-key", timeout_s = 30, attempts = 6 } = settings;
+  const { api_key: apiKey = "first-key", model, timeout_s = 30, attempts = 6 } = settings;
   const retry = { attempts, firstDelayMs: 10, longestDelayMs: 100 };
-  return new Client({ address, apiKey: apiKey ?? undefined, timeoutMs: timeout_s * 1000, retry });
+  return new Client({ address, apiKey: apiKey ?? undefined, model, timeoutMs: timeout_s * 1000, retry });
 }
 
 function options(step: Step): GenerateOptions {

@@ -27,6 +27,9 @@ class AsyncClient:
     manager it closes the connection at the end; sessions stay on the server until they are closed or expire.
     Every call raises Unavailable when no try reaches the server, Unauthenticated for a missing or wrong key,
     and DeadlineExceeded when the time is over.
+
+    `model` is for a cluster that serves several: the one of new sessions, of the tokenizer and of the
+    server's description. Left out, it is the cluster's first. A server that is no cluster takes no notice.
     """
 
     def __init__(
@@ -34,14 +37,15 @@ class AsyncClient:
         target: str = "127.0.0.1:50051",
         *,
         api_key: str | None = None,
+        model: str | None = None,
         tls: TLS | None = None,
         timeout: float | None = 60.0,
         retry: Retry | None = None,
         keepalive: Keepalive | None = None,
     ) -> None:
-        """Raises ConfigError for TLS files that cannot be read."""
+        """Raises ConfigError for TLS files that cannot be read, and a model that cannot be a name."""
         retry, keepalive = retry or Retry(), keepalive or Keepalive()
-        self._connection = Connection(target, api_key, tls, timeout, retry, keepalive)
+        self._connection = Connection(target, api_key, model, tls, timeout, retry, keepalive)
         self._tokenizer: Tokenizer | None = None
         self._fetching = asyncio.Lock()  # many sessions may begin to chat at once
 

@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 from grpc.aio import AioRpcError
 
 from kakeya.client.failures import translated
-from kakeya.dialing import TLS, Keepalive, Retry, channel_options
-from kakeya.errors import Conflict, HistoryMismatch, KakeyaError, Unavailable
+from kakeya.dialing import MODEL_KEY, TLS, Keepalive, Retry, channel_options
+from kakeya.errors import ConfigError, Conflict, HistoryMismatch, KakeyaError, Unavailable
 from kakeya.wire import runtime_pb2_grpc
 
 # Its own, so that pauses neither follow a program's seed nor disturb it.
@@ -75,6 +75,7 @@ class Connection:
         self,
         target: str,
         api_key: str | None,
+        model: str | None,
         tls: TLS | None,
         timeout: float | None,
         retry: Retry,
@@ -88,7 +89,7 @@ class Connection:
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
         self._closed = asyncio.Event()
-        self.metadata = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
+        self.metadata = _metadata(api_key, model)
 
     async def opened(self) -> Any:
         """The calls. Raises RuntimeError once closed. Who gets Unavailable tries again, and here in vain."""
@@ -148,3 +149,13 @@ class Connection:
         if self._credentials is None:
             return grpc.aio.insecure_channel(self._target, options=self._options)
         return grpc.aio.secure_channel(self._target, self._credentials, options=self._options)
+
+
+def _metadata(api_key: str | None, model: str | None) -> tuple[tuple[str, str], ...]:
+    """What every call carries besides its request."""
+    key = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
+    if model is None:
+        return key
+    if not (model and model.isascii() and model.isprintable()):
+        raise ConfigError(f"model must be printable ASCII, got {model!r}")
+    return (*key, (MODEL_KEY, model))

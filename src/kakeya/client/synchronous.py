@@ -26,14 +26,21 @@ class Client:
         target: str = "127.0.0.1:50051",
         *,
         api_key: str | None = None,
+        model: str | None = None,
         tls: TLS | None = None,
         timeout: float | None = 60.0,
         retry: Retry | None = None,
         keepalive: Keepalive | None = None,
     ) -> None:
-        """Raises ConfigError for TLS files that cannot be read."""
+        """Raises ConfigError for TLS files that cannot be read, and a model that cannot be a name."""
         self._client = AsyncClient(
-            target, api_key=api_key, tls=tls, timeout=timeout, retry=retry, keepalive=keepalive
+            target,
+            api_key=api_key,
+            model=model,
+            tls=tls,
+            timeout=timeout,
+            retry=retry,
+            keepalive=keepalive,
         )
         self._thread: LoopThread | None = LoopThread.acquire()
 

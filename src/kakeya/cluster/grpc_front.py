@@ -10,6 +10,7 @@ import grpc
 from grpc.aio import AioRpcError
 
 from kakeya.cluster.homes import Homes, Link, came_through
+from kakeya.dialing import MODEL_KEY
 from kakeya.errors import ERROR_NAME_KEY, Unavailable
 from kakeya.grpc_server.front import GrpcFront
 from kakeya.grpc_server.server import SERVICE_NAME
@@ -18,8 +19,6 @@ from kakeya.serving.config import ServerConfig
 from kakeya.serving.keys import KeyRing
 from kakeya.wire import runtime_pb2 as pb
 
-# Metadata by which a caller names the model of a new session.
-MODEL_KEY = "kakeya-model"
 _MOST_HOPS = 8
 _PAGE_SIZE = 100
 
