@@ -45,6 +45,10 @@ from support.http_clients import Responding, text_of
         ({"include": ["the kitchen sink"]}, "include.0"),
         ({"service_tier": "flex"}, "service_tier"),
         ({"stream_options": {}}, "stream_options"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": "thinking"}, "chat_template_kwargs"),
+        ({"skip_special_tokens": "no"}, "skip_special_tokens"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output"),
         (
             {"stream": True, "stream_options": {"include_obfuscation": True}},
             "stream_options.include_obfuscation",
@@ -65,6 +69,26 @@ def test_bad_fields_are_named(api: Responding, fields: dict[str, Any], param: st
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
     assert api.sessions() == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "reason"),
+    [
+        ({"continue_final_message": True}, "continue_final_message", "a response is a message of its own"),
+        ({"add_generation_prompt": False}, "add_generation_prompt", "a response is the assistant's"),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+            "a response has its usage in its last event",
+        ),
+    ],
+)
+def test_what_makes_no_sense_here_is_refused_with_the_reason(
+    api: Responding, fields: dict[str, Any], param: str, reason: str
+) -> None:
+    error = api.refused(400, input="Hello", **fields)
+    assert error["param"] == param
+    assert reason in error["message"]
 
 
 def test_defaults_of_the_original_may_be_sent(api: Responding) -> None:
@@ -100,6 +124,11 @@ def test_settings_that_change_nothing_may_be_sent(api: Responding) -> None:
         "max_tool_calls": 3,
         "prompt_cache_retention": "24h",
         "stop": None,
+        "continue_final_message": False,
+        "add_generation_prompt": True,
+        "chat_template_kwargs": {"mood": "calm"},  # of which this template knows nothing
+        "skip_special_tokens": True,
+        "include_stop_str_in_output": False,
     }
     body = api.ask("Hello", seed=5, max_output_tokens=6, **settings)
     assert text_of(body) == text_of(plain)
@@ -113,6 +142,17 @@ def test_an_ignored_end_makes_an_answer_as_long_as_it_may_be(api: Responding) ->
     body = api.ask("Hello", logit_bias=ends, max_output_tokens=7, ignore_eos=True)
     assert body["usage"]["output_tokens"] == 7
     assert api.ask("Hello", logit_bias=ends, max_output_tokens=7, min_tokens=4)["usage"]["output_tokens"] == 5
+
+
+def test_special_tokens_and_stop_tokens_are_shown_where_asked_for(api: Responding) -> None:
+    ends = {str(token_id): 100 for token_id in api.runtime.model_config.eos_token_ids}
+    ending = {"logit_bias": ends, "max_output_tokens": 4, "ignore_eos": True}
+    assert text_of(api.ask("Hello", **ending)) == ""
+    assert text_of(api.ask("Hello", **ending, skip_special_tokens=False)) == "<|end|>" * 4
+    [stop] = api.runtime.tokenizer.encode("s")
+    stopping = {"logit_bias": {str(stop): 100}, "stop_token_ids": [stop]}
+    assert text_of(api.ask("Hello", **stopping)) == ""
+    assert text_of(api.ask("Hello", **stopping, include_stop_str_in_output=True)) == "s"
 
 
 def test_another_model_is_not_here(api: Responding) -> None:

@@ -33,6 +33,7 @@ def record_document(record: Record, used_at: float, *, whole: bool) -> Document:
         "conversation": record.conversation_id,
         "instructions": record.instructions,
         "tools": record.tools,
+        "variables": record.variables,
         "messages": [message_fields(message) for message in record.messages],
         "input_items": record.input_items,
         "body": record.body,
@@ -122,6 +123,7 @@ class Reader:
             input_items=contents["input_items"],
             body=contents["body"],
             session=None,
+            variables=contents.get("variables", ""),  # there were none when the first were stored
             children=state["children"],
             newest_child=state["newest_child"],
             is_listed=state["is_listed"],
@@ -137,7 +139,8 @@ class Reader:
         system = [] if record.instructions is None else [Message("system", record.instructions)]
         messages = (*system, *record.conversation_messages())
         tools = written_tools([function_tool(tool) for tool in record.tools])
-        return TextSession(record.owner, self._end_token_ids(), messages, closed, tools, session_id, length)
+        ends, variables = self._end_token_ids(), record.variables
+        return TextSession(record.owner, ends, messages, closed, tools, session_id, length, variables)
 
     def _tree(self, contents: Mapping[str, Any]) -> Tree:
         tree = self._trees[contents["tree"]]

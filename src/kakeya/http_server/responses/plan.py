@@ -8,7 +8,7 @@ from kakeya.http_server.responses.items import calls_in, messages_of
 from kakeya.http_server.responses.records import Conversation, Record, Tree
 from kakeya.http_server.responses.schema import FunctionCallOutputItem, ResponseRequest
 from kakeya.http_server.tools import ToolChoice, function_tool
-from kakeya.text.prompting import Message
+from kakeya.text.prompting import Message, written_variables
 from kakeya.types import SamplingParams
 
 if TYPE_CHECKING:  # torch takes a second to import, and the server listens before that
@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # torch takes a second to import, and the server listens befo
 class Plan:
     """What is to be answered, and how.
 
-    `added` is what is new since the base, whose messages come before it. `tools` are as the API shows them.
+    `added` is what is new since the base, whose messages come before it. `tools` are as the API shows them,
+    and `variables` what the template is told besides.
     """
 
     request: ResponseRequest
@@ -28,6 +29,7 @@ class Plan:
     added: tuple[Message, ...]
     instructions: str | None
     tools: tuple[dict[str, Any], ...]
+    variables: str
     choice: ToolChoice
     sampling: SamplingParams
 
@@ -35,8 +37,10 @@ class Plan:
     def fitting_base(self) -> Record | None:
         """The base, if what its session holds can be continued."""
         base = self.base
-        fits = base is not None and (base.instructions, base.tools) == (self.instructions, self.tools)
-        return base if fits else None
+        if base is None:
+            return None
+        opening = (base.instructions, base.tools, base.variables)
+        return base if opening == (self.instructions, self.tools, self.variables) else None
 
     @property
     def tree(self) -> Tree:
@@ -69,7 +73,9 @@ def plan(
         raise invalid("store", "store must be true with a conversation, which keeps what is said in it")
     request.check(runtime)
     tools, instructions = tuple(tool.model_dump() for tool in request.tools or ()), request.instructions
+    variables = written_variables(request.chat_template_kwargs)
     if base is not None:
+        variables = base.variables if request.chat_template_kwargs is None else variables
         tools = base.tools if request.tools is None else tools
         instructions = base.instructions if instructions is None else instructions
     # What a conversation began with and no response has yet.
@@ -84,6 +90,7 @@ def plan(
         added=(*opening, *messages_of(request.input, calls)),
         instructions=instructions,
         tools=tools,
+        variables=variables,
         choice=request.choose_tools([tool["name"] for tool in tools]),
         sampling=request.samplings()[0],
     )

@@ -36,7 +36,8 @@ class Record:
     `session` is None when its session was given up; it can be rebuilt from the messages. `claims` counts the
     conversations that stand here, `followers` the stored records that go on from here. `lock` is held while
     `session` changes across a wait; if the record is forgotten in the meantime, `is_gone` says so.
-    `is_listed`: its owner can ask for it. `item_count` is of all items up to here.
+    `is_listed`: its owner can ask for it. `item_count` is of all items up to here. `variables` is what the
+    template was told besides.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Record:
     input_items: list[Item]
     body: dict[str, Any]
     session: TextSession | None
+    variables: str = ""
     children: int = 0
     newest_child: str = ""
     claims: int = 0

@@ -59,7 +59,8 @@ class Run:
         check_least(plan.sampling, most)
         stack.callback(self._close_session)
         self._session = await self._open_session()
-        self._answer = Answer(self._sessions, self._session, most, plan.sampling, grammar=grammar)
+        reading = plan.request.reading
+        self._answer = Answer(self._sessions, self._session, most, plan.sampling, reading, grammar)
         stack.push_async_callback(self._answer.aclose)
         await self._answer.begin()
         return self
@@ -128,10 +129,13 @@ class Run:
         plan, prompter = self._plan, self._sessions.prompter
         session = plan.fitting_base.session if plan.fitting_base is not None else None
         if session is not None:
-            added = prompter.after_answer(session.messages, plan.added, session.tools, closed=session.closed)
+            added = prompter.after_answer(
+                session.messages, plan.added, session.tools, session.variables, closed=session.closed
+            )
             if added is not None:
                 return session.history_length + len(added)
-        return len(prompter.whole(plan.whole(), written_tools(plan.session_tools())))
+        tools = written_tools(plan.session_tools())
+        return len(prompter.whole(plan.whole(), tools, plan.variables))
 
     async def _open_session(self) -> TextSession:
         """A session that ends with the input: the base's, or a new one."""
@@ -144,7 +148,8 @@ class Run:
             if session is not None:
                 return session
         label = self._body["id"] if plan.conversation is None else plan.conversation.id
-        return await self._sessions.start(self._owner, plan.whole(), plan.session_tools(), label)
+        tools = plan.session_tools()
+        return await self._sessions.start(self._owner, plan.whole(), tools, label, plan.variables)
 
     async def _keep(self, answer: Answer) -> None:
         """Store the response with the session to continue it in. Raises StorageFailed: it is forgotten."""
@@ -164,6 +169,7 @@ class Run:
             input_items=self._input_items,
             body=self._body,
             session=session,
+            variables=plan.variables,
         )
         self._session = None
         store.add(record)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from kakeya.http_server.generation import Reading
 from kakeya.http_server.schema import (
     MOST_TOOLS,
     MOST_TOP_LOGPROBS,
@@ -16,7 +17,9 @@ from kakeya.http_server.schema import (
     Name,
     ReasoningEffort,
     RequestFields,
+    StreamOptions,
     Strict,
+    TemplateVariables,
     Verbosity,
     of_type,
     refuses,
@@ -168,9 +171,25 @@ def _as_conversation(given: Any) -> Any:
     return {"id": given} if isinstance(given, str) else given
 
 
-def _not_in_background(background: bool | None) -> None:
-    if background:
-        raise ValueError("background is not supported by this server; leave it out")
+def _unless(harmless: bool, reason: str) -> AfterValidator:
+    """Refuses, with the reason, what would change something."""
+
+    def check(given: bool | None) -> None:
+        if given is not None and given is not harmless:
+            raise ValueError(reason)
+
+    return AfterValidator(check)
+
+
+class ResponseStreamOptions(StreamOptions):
+    """What a stream tells besides the answer."""
+
+    continuous_usage_stats: Annotated[
+        bool | None,
+        _unless(
+            False, "continuous_usage_stats is for completions; a response has its usage in its last event"
+        ),
+    ] = None
 
 
 class Reasoning(Strict):
@@ -223,7 +242,27 @@ class ResponseRequest(RequestFields):
     reasoning: Reasoning | None = None
     max_tool_calls: Annotated[int | None, Field(ge=1)] = None
     """Bounds calls of tools that the server runs by itself, of which there are none."""
-    background: Annotated[bool | None, AfterValidator(_not_in_background)] = None
+    background: Annotated[
+        bool | None, _unless(False, "background is not supported by this server; leave it out")
+    ] = None
+    stream_options: ResponseStreamOptions | None = None
+    chat_template_kwargs: TemplateVariables = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    add_generation_prompt: Annotated[
+        bool | None, _unless(True, "add_generation_prompt must be true: a response is the assistant's")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None,
+        _unless(False, "continue_final_message is for chat completions; a response is a message of its own"),
+    ] = None
+
+    @property
+    def reading(self) -> Reading:
+        """How the answer's tokens become text."""
+        return Reading(
+            special=self.skip_special_tokens is False, shows_stop=bool(self.include_stop_str_in_output)
+        )
 
     @property
     def wants_logprobs(self) -> bool:
