@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -47,6 +48,12 @@ class Bench:
         return {p: row for (slab, p), row in self.backend.seen.items() if slab == sequence.slab.index}
 
 
+# Not on MLX's GPU, where `exact` is refused.
+EXACT_ON_MLX = [
+    tiny.engine_config(numerics=Numerics.EXACT, backend=BackendChoice.MLX, **precision)
+    for precision in ({}, {"dtype": DType.BFLOAT16, "weights": WeightFormat.INT4})
+    if mx.default_device().type == mx.DeviceType.cpu
+]
 EXACT = [
     tiny.engine_config(numerics=Numerics.EXACT),
     tiny.engine_config(numerics=Numerics.EXACT, dtype=DType.BFLOAT16, weights=WeightFormat.BF16),
@@ -57,10 +64,7 @@ EXACT = [
     tiny.engine_config(
         numerics=Numerics.EXACT, dtype=DType.FLOAT32, weights=WeightFormat.INT8, kernels=KernelChoice.NATIVE
     ),
-    tiny.engine_config(numerics=Numerics.EXACT, backend=BackendChoice.MLX),
-    tiny.engine_config(
-        numerics=Numerics.EXACT, dtype=DType.BFLOAT16, weights=WeightFormat.INT4, backend=BackendChoice.MLX
-    ),
+    *EXACT_ON_MLX,
 ]
 FAST = [
     tiny.engine_config(),

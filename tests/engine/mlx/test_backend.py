@@ -153,6 +153,7 @@ def test_gemma_with_a_nested_configuration(tmp_path: Path) -> None:
 
 
 def test_exact_numerics_are_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu))
     check_mlx(Numerics.EXACT)
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
     check_mlx(Numerics.FAST)

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from kakeya.engine.backends import chosen_backend, held_bytes, room_for_sessions
@@ -39,7 +40,8 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         ComputeOptions(backend=BackendChoice.MLX).engine_config()
 
 
-def test_exact_is_taken_on_a_cpu() -> None:
+def test_exact_is_taken_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu))
     asked = tiny.engine_config(backend=BackendChoice.MLX, numerics=Numerics.EXACT)
     assert chosen_backend(asked) == asked
 
