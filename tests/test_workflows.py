@@ -3,6 +3,7 @@
 `make check` lints them with actionlint and zizmor.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -145,6 +146,24 @@ def test_machines_of_our_own_run_no_forks() -> None:
         assert "head.repo.full_name == github.repository" in job["if"]
         assert job["environment"]
         assert job["concurrency"]["cancel-in-progress"] is True
+
+
+def test_no_commit_on_main_ends_the_run_of_another() -> None:
+    running = yaml.safe_load(WORKFLOWS["ci"].read_text())["concurrency"]
+    assert running["group"] == "ci-${{ github.event_name == 'pull_request' && github.ref || github.sha }}"
+    assert running["cancel-in-progress"] == "${{ github.event_name == 'pull_request' }}"
+
+
+def test_the_sdk_is_tried_on_the_oldest_node_that_it_promises() -> None:
+    described = json.loads((ROOT / "sdks/typescript/package.json").read_text())
+    oldest, newest = jobs("ci")["typescript"]["strategy"]["matrix"]["node"]
+    assert described["engines"]["node"].startswith(f">={oldest}.")
+    assert newest == "lts/*"
+
+
+def test_marked_tests_run_wherever_they_are() -> None:
+    (ran,) = [step["run"] for step in jobs("gpu")["cuda"]["steps"] if "-m gpu" in step.get("run", "")]
+    assert "tests/" not in ran
 
 
 def test_commands_are_there() -> None:
