@@ -337,3 +337,12 @@ def test_sleeping_sessions(open_tiny: OpenTiny, tmp_path: Path) -> None:
     assert read("kakeya_wake_seconds_count", {"tier": "disk"}) == 1
     assert metrics.mean_wake_seconds is not None
     assert 0 < metrics.mean_wake_seconds < 60
+
+
+def test_the_longest_wait_of_late_is_known() -> None:
+    metrics = Metrics()
+    assert metrics.recent_queue_seconds(60.0) == 0.0
+    for seconds in (0.5, 2.0, 1.0):
+        metrics.request_started(seconds, 0)
+    assert metrics.recent_queue_seconds(60.0) == 2.0
+    assert metrics.recent_queue_seconds(-1.0) == 0.0

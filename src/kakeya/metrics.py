@@ -4,6 +4,8 @@
 are scraped.
 """
 
+import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -17,12 +19,16 @@ SESSION_STATES = ("idle", "generating", "failed", "host", "disk")
 _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
+# Generates whose waits are remembered one by one.
+_RECENT = 256
+
 
 class Metrics(EngineObserver):
     """The metrics of one server, on a new registry unless one is given."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         self._requests()
         self._tokens()
         self._sessions()
@@ -136,6 +142,11 @@ class Metrics(EngineObserver):
             self._tier_limits.labels(tier).set_function(partial(read, f"{tier}_limit"))
         self._snapshot_lag.set_function(partial(read, "lag_tokens"))
 
+    def recent_queue_seconds(self, within_s: float) -> float:
+        """The longest that a generate waited which had its first step in so many seconds."""
+        since = time.monotonic() - within_s
+        return max((seconds for at, seconds in tuple(self._recent) if at >= since), default=0.0)
+
     # The engine's events.
 
     def request_queued(self) -> None:
@@ -145,6 +156,7 @@ class Metrics(EngineObserver):
         self._waiting.dec()
         self._running.inc()
         self._queue_time.observe(queue_seconds)
+        self._recent.append((time.monotonic(), queue_seconds))
         self._cached.inc(cached_tokens)
 
     def prompt_computed(self, tokens: int) -> None:

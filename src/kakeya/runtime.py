@@ -1,5 +1,6 @@
 """The door: the calls that servers, the command line and users make on sessions over one loaded model."""
 
+import hashlib
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -16,7 +17,7 @@ from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import Proposer, WorksAhead
 from kakeya.engine.scoring import score_blocks, score_tokens
 from kakeya.engine.sequence import TokenSequence
-from kakeya.engine.state import SequenceState
+from kakeya.engine.state import SequenceState, geometry_name
 from kakeya.engine.state_bytes import check_values, decode_state, encode_state
 from kakeya.engine.stream import EventStream
 from kakeya.errors import ConfigError, Unavailable
@@ -170,6 +171,10 @@ class Runtime:
     def free_slabs(self) -> int:
         """How many more sessions there is room for at this moment, those included that others would leave."""
         return self._pool.free_count + self._keeping.could_leave
+
+    def recent_queue_seconds(self, within_s: float) -> float:
+        """The longest that a generate waited which began in so many seconds; 0 without metrics."""
+        return 0.0 if self._metrics is None else self._metrics.recent_queue_seconds(within_s)
 
     def tiers(self) -> TierFacts | None:
         """Where sessions are, and what sleeping ones take; None without a state directory."""
@@ -404,6 +409,13 @@ class Runtime:
         return self._answers.once(owner, Call("import", "", request_id), bring_in)
 
     # Sessions that move between servers, each with a state directory of its own.
+
+    @property
+    def shape(self) -> str:
+        """A short name of the weights and of the form of a session's memory: one moves between servers that
+        have the same."""
+        form = f"{self.fingerprint} {geometry_name(self._pool.geometry, spare=False)}"
+        return hashlib.sha256(form.encode()).hexdigest()[:16]
 
     @property
     def epoch(self) -> int:

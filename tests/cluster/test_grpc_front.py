@@ -76,7 +76,7 @@ def test_a_list_is_paged_over_all_homes(front: FrontHere) -> None:
 
 
 def test_a_client_chooses_its_model(town: Town) -> None:
-    town.settle("second", model_name="other")
+    town.settle("second", model="other")
 
     async def at(front: FrontHere, model: str | None) -> tuple[str, str]:
         async with AsyncClient(front.address, model=model) as client:

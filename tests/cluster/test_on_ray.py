@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from kakeya.client import AsyncClient
@@ -313,6 +314,40 @@ def test_a_home_that_came_back_elsewhere_is_not_ended_by_a_drain(cluster: "RayCl
     assert [(home.node, home.draining) for home in cluster.view().homes] == [("second", False)]
 
 
+def test_a_drain_that_fails_leaves_no_mark(cluster: "RayCluster", secret: str) -> None:
+    report(pb.Home(name="a-1", node="one", address=f"127.0.0.1:{free_port()}", epoch=1))
+
+    def draining() -> list[bool]:
+        return [home.draining for home in cluster.view().homes]
+
+    for empty in (lambda: cluster.drain("one", 0.0), lambda: cluster.retire("a-1", 0.0)):
+        with pytest.raises(Unavailable, match="the home at"):
+            empty()
+        assert draining() == [False]
+    cluster._ask("drain", "a-1", True)  # by one that was killed
+    assert draining() == [True]
+    assert cluster.undrain("one") == ["a-1"]
+    assert cluster.undrain("one") == []
+    assert draining() == [False]
+
+
+def test_a_home_is_retired_unless_it_keeps_documents(
+    cluster: "RayCluster", model: Path, tmp_path: Path, secret: str
+) -> None:
+    size = ("--capacity", "2", "--window", "30", "--dtype", "float32", "--threads", "1")
+    arguments = ("--shared", str(tmp_path), "--model", str(model), *size)
+    from kakeya.cluster.on_ray import Group
+
+    homes = cluster.up(Group("a", 2, arguments, host="127.0.0.1"), secret)
+    headers = {"kakeya-cluster-secret": secret, "kakeya-owner": "local"}
+    made = httpx.post(f"{homes[0].http_url}/v1/conversations", json={}, headers=headers)
+    assert made.status_code == 200, made.text
+    assert cluster.retire("a-1", 60.0) is False
+    assert cluster.retire("a-2", 60.0) is True
+    assert [(home.name, home.draining) for home in cluster.view().homes] == [("a-1", False)]
+    assert cluster.retire("a-2", 60.0) is False  # it is no more
+
+
 def test_a_full_group_grows_and_an_idle_one_shrinks(
     cluster: "RayCluster",
     tmp_path: Path,
@@ -328,10 +363,11 @@ def test_a_full_group_grows_and_an_idle_one_shrinks(
         """An actor in the place of a home's."""
 
     class Watched(on_ray.RayCluster):
-        drained: list[str]
+        retired: list[str]
 
-        def drain(self, node: str, *_: object) -> Any:
-            self.drained = [node]
+        def retire(self, name: str, patience_s: float) -> bool:
+            self.retired = [name]
+            return True
 
     monkeypatch.setattr(on_ray, "_SCALE_S", 0.1)
     # There is no such node: what it starts only waits for one.
@@ -342,7 +378,7 @@ def test_a_full_group_grows_and_an_idle_one_shrinks(
     report(full)
     scaler = on_ray.ScalerActor(group, secret)
     try:
-        assert scaler.ready() == "a"
+        assert scaler.follow(group) == "a"
         eventually(lambda: "home:a-2" in ray.util.list_named_actors())
     finally:
         scaler.stop()
@@ -352,8 +388,25 @@ def test_a_full_group_grows_and_an_idle_one_shrinks(
     scaler._scaler = Scaler(Scaling(fewest=1, most=3), calm_s=0.0)
     report(pb.Home(name="a-1", node="one", slabs=4, free_slabs=3, sessions=1, most_sessions=4, epoch=1))
     report(idle)
+    asked: list[str] = []
+
+    def least(homes: list[pb.Home], secret: str) -> str | None:
+        asked.extend(home.name for home in homes)
+        return "a-2" if len(asked) > 2 else None
+
+    monkeypatch.setattr(on_ray, "home_to_end", least)
+    scaler._look(watched)  # nobody can take what the others have
     scaler._look(watched)
-    assert watched.drained == ["two"]
+    assert asked == ["a-1", "a-2"] * 2
+    assert watched.retired == ["a-2"]
+    scaler.follow(replace(group, most_homes=0))  # one that is not to grow or shrink is only evened out
+    stepped: list[int] = []
+    monkeypatch.setattr(scaler._balancing, "step", lambda homes: stepped.append(len(homes)) or 3)
+    scaler._even_at = 0.0
+    for _ in range(2):
+        scaler._look(watched)
+    assert stepped == [2]
+    assert "group a is evened out: 3 sessions moved" in caplog.text
     for other in others:
         ray.kill(other)
     for name in ("a-1", "a-2"):
@@ -364,5 +417,5 @@ def test_a_full_group_grows_and_an_idle_one_shrinks(
     eventually(lambda: "group a cannot be scaled now: no Kakeya cluster is up" in caplog.text)
     assert ended._thread.is_alive()
     ended.stop()
-    cluster.up(replace(group, homes=0, name="b", most_homes=1), secret)
+    cluster.up(replace(group, homes=0, name="b", most_homes=2), secret)
     assert "scaler:b" in ray.util.list_named_actors()

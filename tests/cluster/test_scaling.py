@@ -5,8 +5,9 @@ from kakeya.cluster.scaling import Scaler, Wish
 from kakeya.wire import cluster_pb2 as pb
 
 
-def home(name: str, free: int, waiting: int = 0, **others: bool) -> pb.Home:
-    return pb.Home(name=name, slabs=10, free_slabs=free, most_sessions=1000, waiting=waiting, **others)
+def home(name: str, free: int, queue_seconds: float = 0.0, **others: bool) -> pb.Home:
+    figures = {"slabs": 10, "free_slabs": free, "most_sessions": 1000, "queue_seconds": queue_seconds}
+    return pb.Home(name=name, **figures, **others)  # type: ignore[arg-type]
 
 
 def test_it_grows_when_slabs_run_out() -> None:
@@ -21,14 +22,12 @@ def test_it_grows_when_slabs_run_out() -> None:
 
 
 def test_it_grows_when_requests_wait_for_long() -> None:
-    now = [0.0]
-    scaler = Scaler(Scaling(longest_queue_s=1.0), clock=lambda: now[0])
-    busy = [home("a", free=5, waiting=3), home("b", free=5)]
-    assert scaler.look(busy) == Wish()
-    now[0] = 1.5
-    assert scaler.look(busy) == Wish(more=1)
+    scaler = Scaler(Scaling(longest_queue_s=1.0))
+    assert scaler.look([home("a", free=5, queue_seconds=1.5), home("b", free=5)]) == Wish()
+    assert scaler.look([home("a", free=5, queue_seconds=3.0), home("b", free=5)]) == Wish(more=1)
     assert scaler.look([home("a", free=5), home("b", free=5)]) == Wish()
-    assert scaler.look(busy) == Wish()
+    silent = home("b", free=5, queue_seconds=30.0, silent=True)
+    assert scaler.look([home("a", free=5, queue_seconds=0.5), silent]) == Wish()
 
 
 def test_it_shrinks_after_a_while_of_calm() -> None:

@@ -102,10 +102,13 @@ async def test_equal_owners_are_served_in_turn_of_what_they_hold() -> None:
 async def test_the_queue_is_bounded_in_length_and_time() -> None:
     admission, refusals = house(max_concurrent=1, queue_depth=1, queue_max_wait_s=0.05)
     async with admission.admit("a"):
+        assert admission.longest_wait_s == 0.0
         late = coming(admission, "b")
         await settle()
         with pytest.raises(ResourceExhausted, match="queue is full"):
             await admission.admit("c")
+        await asyncio.sleep(0.01)
+        assert 0.01 <= admission.longest_wait_s < 5.0
         with pytest.raises(ResourceExhausted, match="no place became free in 0.05 s"):
             await late
     assert (admission.running, admission.waiting) == (0, 0)

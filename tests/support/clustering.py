@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from kakeya.cluster.calling import HomeCalls
 from kakeya.cluster.grpc_front import ClusterServer
@@ -72,14 +73,18 @@ class Town:
         self._beating = threading.Thread(target=self._beat, daemon=True)
         self._beating.start()
 
-    def settle(self, name: str, node: str = "", model_name: str = "tiny") -> HomeHere:
-        """Open a home, or open it again: whoever was it before is fenced off."""
+    def settle(self, name: str, node: str = "", window: int | None = None, model: str = "tiny") -> HomeHere:
+        """Open a home, or open it again: whoever was it before is fenced off. It may have another window, and
+        call its model otherwise."""
+        engine = self._engine
+        if window is not None:
+            engine = replace(engine, cache=replace(engine.cache, window=window))
         state = StateConfig(self._shared / "homes" / name, snapshot_tokens=6, fenced=True)
         settings = RuntimeConfig(
             session_idle_ttl_s=None, quotas=self._quotas, state=state, session_prefix=prefix_of(name)
         )
         metrics = Metrics()
-        runtime = Runtime.open(str(self._model), self._engine, settings, metrics, name=model_name)
+        runtime = Runtime.open(str(self._model), engine, settings, metrics, name=model)
         fenced: list[str] = []
 
         async def started() -> HomeHere:
@@ -139,17 +144,17 @@ class FrontHere:
 
 
 @contextmanager
-def front_of(town: Town, *keys: str, hold_s: float = 10.0) -> Iterator[FrontHere]:
+def front_of(town: Town, *keys: str, hold_s: float = 10.0, **http: Any) -> Iterator[FrontHere]:
     """A front end that knows one home at first."""
     with front_at(
-        SECRET, [home.address for home in town.beat().homes[:1]], None, *keys, hold_s=hold_s
+        SECRET, [home.address for home in town.beat().homes[:1]], None, *keys, hold_s=hold_s, **http
     ) as front:
         yield front
 
 
 @contextmanager
 def front_at(
-    secret: str, seeds: list[str], look_up: LookUp | None, *keys: str, hold_s: float
+    secret: str, seeds: list[str], look_up: LookUp | None, *keys: str, hold_s: float, **http: Any
 ) -> Iterator[FrontHere]:
     """A front end over homes, some of whose addresses are known."""
     hashes = tuple(map(hash_key, keys))
@@ -157,11 +162,11 @@ def front_at(
     async def opened() -> FrontHere:
         homes = Homes(secret, seeds, look_up, hold_s=hold_s)
         grpc = ClusterServer(ServerConfig(bind="127.0.0.1:0", key_hashes=hashes))
-        http = ClusterHttp(HttpConfig(bind="127.0.0.1:0", key_hashes=hashes))
-        for front in (grpc, http):
+        web = ClusterHttp(HttpConfig(bind="127.0.0.1:0", key_hashes=hashes, **http))
+        for front in (grpc, web):
             await front.start()
             await front.open(homes)
-        return FrontHere(grpc, http, homes)
+        return FrontHere(grpc, web, homes)
 
     async def stopped(found: FrontHere) -> None:
         for front in (found.grpc, found.http):

@@ -45,6 +45,10 @@ def register(app: typer.Typer) -> None:
         "drain", help="Move all sessions of a node elsewhere, unseen by clients, and end its homes."
     )(command_of(DrainOptions, drain))
     verbs.command(
+        "undrain",
+        help="Give a node's homes new sessions again, where a drain was killed and could not say so.",
+    )(command_of(UndrainOptions, undrain))
+    verbs.command(
         "down", help="End all homes. Their sessions stay stored, and come back with the next `up`."
     )(command_of(StatusOptions, down))
     verbs.command(
@@ -109,6 +113,14 @@ class DrainOptions:
     patience_s: Annotated[float, typer.Option(help="Seconds that working sessions get to end.")] = 600.0
 
 
+@dataclass(frozen=True)
+class UndrainOptions:
+    """What to use again."""
+
+    node: Annotated[str, typer.Argument(help="The node, as `kakeya cluster status` shows it.")]
+    address: Address = "auto"
+
+
 def up(context: typer.Context, options: UpOptions) -> None:
     from kakeya.cluster.members import make_secret
 
@@ -141,6 +153,14 @@ def drain(context: typer.Context, options: DrainOptions) -> None:
     )
     for name in moved:
         screen.line(f"{name} keeps responses or conversations, and goes on at another node.")
+
+
+def undrain(context: typer.Context, options: UndrainOptions) -> None:
+    with _connected(options.address) as cluster:
+        names = cluster.undrain(options.node)
+    Screen().line(
+        f"Homes that get new sessions again: {', '.join(names) or 'none, since none was draining'}."
+    )
 
 
 def down(context: typer.Context, options: StatusOptions) -> None:

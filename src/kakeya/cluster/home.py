@@ -36,6 +36,8 @@ _LOOK_AROUND_S = 0.5
 _MOVE_TIMEOUT_S = 120.0
 _ASK_TIMEOUT_S = 5.0
 _PART_BYTES = 2**20
+# The group's scaler looks so often.
+_LATELY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,8 @@ class HomeService(cluster_pb2_grpc.HomeServiceServicer):
             usage=usage,
             held_sessions=held,
             session_bytes=facts.session_bytes,
+            shape=runtime.shape,
+            queue_seconds=max(self._admission.longest_wait_s, runtime.recent_queue_seconds(_LATELY_S)),
         )
 
     @asynccontextmanager

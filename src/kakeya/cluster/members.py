@@ -94,6 +94,7 @@ def replica_of(home: pb.Home) -> Replica:
         waiting=home.waiting,
         labels=frozenset(home.labels),
         draining=home.draining,
+        shape=home.shape,
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from kakeya.cluster.calling import Drained, Draining, HomeCalls
+from kakeya.cluster.calling import Balancing, Drained, Draining, HomeCalls, home_to_end, name_of
 from kakeya.cluster.keeping import Keeper
 from kakeya.cluster.members import check_name
 from kakeya.cluster.placement import Scaling
@@ -35,7 +35,9 @@ log = logging.getLogger(__name__)
 NAMESPACE = "kakeya"
 _REGISTRY = "registry"
 _HOME, _PROPOSER, _SCALER = "home:", "proposer:", "scaler:"
-_SCALE_S = 5.0
+_SCALE_S, _EVEN_S = 5.0, 60.0
+# The group cannot grow while one of its homes is emptied.
+_SHRINK_S = 120.0
 _ASK_S = 10.0
 _AWAY_S = 60.0
 _END_S = 120.0
@@ -161,17 +163,23 @@ class HomeActor:
 
 
 class ScalerActor:
-    """Lets a group grow and shrink. A home for which there is no node is what Ray's autoscaler answers."""
+    """Evens the homes of a group out, and lets it grow and shrink where it may. A home for which there is no
+    node is what Ray's autoscaler answers."""
 
     def __init__(self, group: Group, secret: str) -> None:
-        self._group, self._secret = group, secret
-        self._scaler = Scaler(Scaling(fewest=group.homes, most=group.most_homes))
+        self._secret = secret
+        self._balancing = Balancing(secret)
+        self._even_at = 0.0
+        self.follow(group)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._live, name="kakeya-scaler", daemon=True)
         self._thread.start()
 
-    def ready(self) -> str:
-        return self._group.name
+    def follow(self, group: Group) -> str:
+        """Keep the group as it is wanted from now on."""
+        self._group = group
+        self._scaler = Scaler(Scaling(fewest=group.homes, most=max(group.homes, group.most_homes)))
+        return group.name
 
     def stop(self) -> None:
         self._over.set()
@@ -186,18 +194,28 @@ class ScalerActor:
                 log.warning("group %s cannot be scaled now: %s", self._group.name, error)
 
     def _look(self, cluster: "RayCluster") -> None:
-        names = [name for name in _names(ray.util.list_named_actors()) if _is_of(self._group, name)]
+        group = self._group
+        names = [name for name in _names(ray.util.list_named_actors()) if _is_of(group, name)]
         homes = [home for home in cluster.view().homes if home.name in names]
+        if group.most_homes > group.homes:
+            self._scale(cluster, names, homes)
+        if time.monotonic() - self._even_at > _EVEN_S:
+            self._even_at = time.monotonic()
+            moved = self._balancing.step(homes)
+            if moved:
+                log.warning("group %s is evened out: %d sessions moved", group.name, moved)
+
+    def _scale(self, cluster: "RayCluster", names: Sequence[str], homes: Sequence[pb.Home]) -> None:
+        group = self._group
         wish = self._scaler.look(homes, starting=len(names) - len(homes))
-        free = (f"{self._group.name}-{number}" for number in itertools.count(1))
+        free = (f"{group.name}-{number}" for number in itertools.count(1))
         for name in itertools.islice((name for name in free if name not in names), wish.more):
-            log.warning("group %s grows by home %s", self._group.name, name)
-            cluster.start(name, self._group, self._secret)
-        nodes = {home.node: home for home in sorted(homes, key=lambda home: -home.sessions)}
-        if wish.fewer and len(nodes) > 1:
-            least = list(nodes)[-1]
-            log.warning("group %s shrinks: node %s is drained", self._group.name, least)
-            cluster.drain(least)
+            log.warning("group %s grows by home %s", group.name, name)
+            cluster.start(name, group, self._secret)
+        least = home_to_end(homes, self._secret) if wish.fewer else None
+        if least is not None:
+            log.warning("group %s shrinks: home %s is emptied", group.name, least)
+            cluster.retire(least, _SHRINK_S)
 
 
 def _names(actors: Sequence[str]) -> list[str]:
@@ -261,9 +279,9 @@ class RayCluster:
         names = self._names(group)
         actors = {name: self.start(name, group, secret) for name in names}
         self._wait(actors, timeout_s)
-        if group.most_homes > group.homes:
+        if max(group.homes, group.most_homes) > 1:
             scaler = _remote(ScalerActor, num_cpus=0, name=f"{_SCALER}{group.name}").remote(group, secret)
-            _answer(scaler.ready.remote(), timeout_s)
+            _answer(scaler.follow.remote(group), timeout_s)
         return [home for home in self.view().homes if home.name in names]
 
     def view(self) -> pb.View:
@@ -286,28 +304,30 @@ class RayCluster:
         Raises ConfigError for an unknown node, and what `Draining` raises.
         """
         sources = self._homes_on(node)
-        for home in sources:
-            self._ask("drain", home.name, True)
-        drained = Draining(self.view, self.secret(), patience_s, progress).run(node)
-        moved = []
-        now = {home.name: home for home in self.view().homes}
-        for home in (now[each.name] for each in sources if each.name in now):
-            if home.node != node:  # it died meanwhile, and came back elsewhere
-                self._ask("drain", home.name, False)
-                continue
-            with HomeCalls(home.address, self.secret()) as calls:
-                keeps = calls.documents()
-            group = self._ask_home(home.name, "group")
-            if keeps:
-                elsewhere = _another_node(node, group)  # before the home ends: there may be none
-                self._end(home.name)
-                moved.append(home.name)
-                self._wait({home.name: self.start(home.name, group, self.secret(), elsewhere)}, 600.0)
-                self._ask("drain", home.name, False)
-            else:
-                self._end(home.name)
-                self._ask("remove", home.name)
-        return drained, moved
+        with self._marked([home.name for home in sources]):
+            drained = Draining(self.view, self.secret(), patience_s, progress).run(node)
+            now = {home.name: home for home in self.view().homes}
+            # One that died meanwhile came back elsewhere.
+            left = [now[home.name] for home in sources if home.name in now and now[home.name].node == node]
+            return drained, [home.name for home in left if not self._ended(home, node)]
+
+    def retire(self, name: str, patience_s: float) -> bool:
+        """Move the sessions of one home to the others of its kind and end it; whether it has ended. One that
+        keeps responses or conversations goes on. Raises what `Draining` raises."""
+        with self._marked([name]):
+            Draining(self.view, self.secret(), patience_s, node_of=name_of).run(name)
+            home = next((home for home in self.view().homes if home.name == name), None)
+            if home is None or self._documents_of(home):
+                return False
+            self._remove(name)
+            return True
+
+    def undrain(self, node: str) -> list[str]:
+        """Give homes of a node new sessions again, after a drain that was cut off; which ones."""
+        names = [home.name for home in self._homes_on(node) if home.draining]
+        for name in names:
+            self._ask("drain", name, False)
+        return names
 
     def down(self) -> int:
         """End every home, after it has stored what it has; how many there were."""
@@ -339,6 +359,37 @@ class RayCluster:
         return _remote(HomeActor, name=_actor_name(name), **options).remote(name, group, secret)
 
     # Behind the door.
+
+    @contextmanager
+    def _marked(self, names: Sequence[str]) -> Iterator[None]:
+        """Homes that get no new session until this ends, however it does."""
+        try:
+            for name in names:
+                self._ask("drain", name, True)
+            yield
+        finally:
+            for name in names:
+                self._ask("drain", name, False)
+
+    def _ended(self, home: pb.Home, node: str) -> bool:
+        """End a home that has been emptied. One that keeps documents goes on at another node than this."""
+        if not self._documents_of(home):
+            self._remove(home.name)
+            return True
+        group = self._ask_home(home.name, "group")
+        elsewhere = _another_node(node, group)  # before the home ends: there may be none
+        self._end(home.name)
+        self._wait({home.name: self.start(home.name, group, self.secret(), elsewhere)}, 600.0)
+        return False
+
+    def _documents_of(self, home: pb.Home) -> int:
+        """How many responses and conversations it keeps."""
+        with HomeCalls(home.address, self.secret()) as calls:
+            return calls.documents()
+
+    def _remove(self, name: str) -> None:
+        self._end(name)
+        self._ask("remove", name)
 
     def _names(self, group: Group) -> list[str]:
         """Those that are wanted, and those that have sessions from before."""

@@ -17,8 +17,14 @@ from kakeya.errors import (
     ModelNotFound,
     NoFreeSlab,
     SessionNotFound,
+    StateMismatch,
     Unavailable,
 )
+
+# How much fuller than another a replica must be, as a share of places, before it gives sessions away.
+EVEN = 0.1
+# A model, labels, and a shape: see `Session.kind`.
+Kind = tuple[str, frozenset[str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,8 @@ class Replica:
 
     `free_slabs` can be had at once: they are empty, or their session idles and may be put to sleep.
     `most_sessions` may live here, awake and asleep: as many as slabs where nobody can sleep.
-    A `draining` replica gets no session.
+    A `draining` replica gets no session. `shape` names the weights and the form of a session's memory: one
+    that was computed in another shape cannot come here.
     """
 
     name: str
@@ -41,6 +48,7 @@ class Replica:
     waiting: int = 0
     labels: frozenset[str] = frozenset()
     draining: bool = False
+    shape: str = ""
 
     @property
     def room(self) -> int:
@@ -63,8 +71,13 @@ class Replica:
         return (self.running + self.waiting) / max(1, self.slabs) + self.fill
 
     def serves(self, session: "Session") -> bool:
-        """Whether it has the session's model and labels."""
-        return self.model == session.model and session.labels <= self.labels
+        """Whether it has the session's model, labels and shape."""
+        return self.has(session.kind)
+
+    def has(self, kind: Kind) -> bool:
+        """Whether sessions of a kind fit."""
+        model, labels, shape = kind
+        return self.model == model and labels <= self.labels and shape in ("", self.shape)
 
     def with_session(self) -> "Replica":
         """The same with one session more."""
@@ -88,6 +101,7 @@ class Replica:
             self.waiting,
             self.labels,
             self.draining,
+            self.shape,
         )
 
 
@@ -95,7 +109,8 @@ class Replica:
 class Session:
     """A session as far as its place is concerned; `bytes` is what a move of it transfers.
 
-    `home` names its replica. `working`: a generate runs or waits.
+    `home` names its replica. `working`: a generate runs or waits. `shape` is that of its replica; empty for
+    one that was computed nowhere yet.
     """
 
     id: str
@@ -104,11 +119,12 @@ class Session:
     labels: frozenset[str] = frozenset()
     home: str | None = None
     working: bool = False
+    shape: str = ""
 
     @property
-    def kind(self) -> tuple[str, frozenset[str]]:
+    def kind(self) -> Kind:
         """What a replica must have for it."""
-        return self.model, self.labels
+        return self.model, self.labels, self.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +184,8 @@ def choose_home(session: Session, replicas: Iterable[Replica], near: str | None 
     """The replica for a new session: free slabs first, then the least load, then the first name.
 
     `near` names the home of the session that it was forked from: while there is room, the fork stays there,
-    else on the same node. Raises ModelNotFound, InvalidArgument (labels), Unavailable (all drain) or
-    NoFreeSlab, and says what is missing.
+    else on the same node. Raises ModelNotFound, InvalidArgument (labels), StateMismatch (shape),
+    Unavailable (all drain) or NoFreeSlab, and says what is missing.
     """
     every = list(replicas)
     fitting = [each for each in every if each.serves(session) and each.room]
@@ -187,13 +203,13 @@ def place_all(sessions: Iterable[Session], replicas: Iterable[Replica]) -> Plan:
     a session is named in `unplaced` though another plan would have had a place for it.
     """
     board = _Board(replicas)
-    rooms: dict[tuple[str, frozenset[str]], int] = {}
+    rooms: dict[Kind, int] = {}
     waiting = list(sessions)
     for each in waiting:
         if each.kind not in rooms:
             rooms[each.kind] = board.room(each)
     moves, unplaced = [], []
-    whys: dict[tuple[str, frozenset[str]], str] = {}  # where one of a kind has no place, all others have none
+    whys: dict[Kind, str] = {}  # where one of a kind has no place, all others have none
     for session in sorted(waiting, key=lambda each: (rooms[each.kind], each.id)):
         best = board.best(session)
         if best is None:
@@ -220,7 +236,7 @@ def drain(node: str, replicas: Iterable[Replica], sessions: Iterable[Session]) -
 
 
 def rebalance(
-    replicas: Iterable[Replica], sessions: Iterable[Session], *, share: float = 0.05, even: float = 0.1
+    replicas: Iterable[Replica], sessions: Iterable[Session], *, share: float = 0.05, even: float = EVEN
 ) -> tuple[Move, ...]:
     """Few moves from the fullest replicas to the emptiest ones of the same model.
 
@@ -275,7 +291,7 @@ def _movable(board: "_Board", donor: Replica, at_home: list[Session], even: floa
 
 def _relief(board: "_Board", donor: Replica, movable: list[Session], even: float) -> Move | None:
     """The next move away from a replica; those of `movable` that have nowhere to go are taken out."""
-    hopeless: set[tuple[str, frozenset[str]]] = set()
+    hopeless: set[Kind] = set()
     while movable:
         session = movable.pop()
         if session.kind in hopeless:
@@ -348,7 +364,7 @@ def _rank(replica: Replica) -> Rank:
 class _Board:
     """Replicas while a plan is made: `now` has each with the sessions that the plan has given it.
 
-    For each model and set of labels there is a heap of the replicas that serve them. Ranks in it may be old,
+    For each kind of session there is a heap of the replicas that serve it. Ranks in it may be old,
     but never too high: one that is found to be old is written anew, and a replica that loses a session
     enters each heap once more.
     """
@@ -357,7 +373,7 @@ class _Board:
         self.now = {each.name: each for each in replicas}
         self._rank = rank
         self._ranks = {each.name: rank(each) for each in self.now.values()}
-        self._heaps: dict[tuple[str, frozenset[str]], list[tuple[Rank, str]]] = {}
+        self._heaps: dict[Kind, list[tuple[Rank, str]]] = {}
 
     def best(self, session: Session) -> Replica | None:
         """The first by rank that serves the session and has room."""
@@ -388,8 +404,8 @@ class _Board:
 
     def _enter_again(self, name: str) -> None:
         replica = self.now[name]
-        for (model, labels), heap in self._heaps.items():
-            if replica.room and replica.model == model and labels <= replica.labels:
+        for kind, heap in self._heaps.items():
+            if replica.room and replica.has(kind):
                 heapq.heappush(heap, (self._ranks[name], name))
 
     def room(self, session: Session) -> int:
@@ -422,7 +438,12 @@ def _missing(session: Session, replicas: Iterable[Replica]) -> KakeyaError:
     if not of_model:
         models = _names(each.model for each in every)
         return ModelNotFound(f"no replica serves the model {session.model!r}; there are: {models}")
-    labelled = [each for each in of_model if each.serves(session)]
+    shaped = [each for each in of_model if session.shape in ("", each.shape)]
+    if not shaped:
+        return StateMismatch(
+            f"no replica of {session.model} beside its own has the weights and the window of the session"
+        )
+    labelled = [each for each in shaped if each.serves(session)]
     if not labelled:
         found = _names(",".join(sorted(each.labels)) or "none" for each in of_model)
         wanted = ",".join(sorted(session.labels))

@@ -1,4 +1,5 @@
-"""When a group of homes grows and shrinks: by slabs in use, by places taken, and by how long requests wait.
+"""When a group of homes grows and shrinks: by slabs in use, by places taken, and by how long requests wait in
+its mean home.
 
 It only decides. Growing is a home more, for which Ray finds a node or lets its autoscaler bring one.
 Shrinking is a drain, after a while in which fewer would have done.
@@ -28,17 +29,12 @@ class Scaler:
         self, scaling: Scaling, calm_s: float = 300.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._scaling, self._calm_s, self._clock = scaling, calm_s, clock
-        self._waiting_since: float | None = None
         self._calm_since: float | None = None
 
     def look(self, homes: Sequence[pb.Home], starting: int = 0) -> Wish:
         """What should change, now that the group has these homes and so many that have not served yet."""
         now, alive = self._clock(), [home for home in homes if not (home.draining or home.silent)]
-        if not any(home.waiting for home in alive):
-            self._waiting_since = None
-        elif self._waiting_since is None:
-            self._waiting_since = now
-        queue_s = 0.0 if self._waiting_since is None else now - self._waiting_since
+        queue_s = sum(home.queue_seconds for home in alive) / max(1, len(alive))
         wanted = wanted_replicas(map(replica_of, alive), queue_s, self._scaling)
         if wanted >= len(alive) or starting:
             self._calm_since = None

@@ -1,14 +1,23 @@
 """Admission: how many requests generate at once, and what happens to the others. Both servers share one."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from kakeya.errors import ResourceExhausted, Unavailable
 from kakeya.serving.config import AdmissionConfig
 from kakeya.types import AdmissionPolicy
+
+
+class _Waiting(NamedTuple):
+    """A request in the queue, and when it came."""
+
+    owner: str
+    turn: "asyncio.Future[None]"
+    since: float
 
 
 class Admission:
@@ -26,7 +35,7 @@ class Admission:
         self._config = config
         self._count = count
         self._held: Counter[str] = Counter()
-        self._queue: list[tuple[str, asyncio.Future[None]]] = []
+        self._queue: list[_Waiting] = []
         self._is_closed = False
         self._capacity = 1
 
@@ -45,6 +54,11 @@ class Admission:
         """Requests that wait for one."""
         return len(self._queue)
 
+    @property
+    def longest_wait_s(self) -> float:
+        """How long the first of them has waited; 0 where nobody waits."""
+        return time.monotonic() - self._queue[0].since if self._queue else 0.0
+
     def admit(self, owner: str) -> "Place":
         """A place for a request of `owner`, taken by `await` or by `async with`.
 
@@ -60,9 +74,9 @@ class Admission:
     def close(self) -> None:
         """Let nobody in any more; those who wait get Unavailable. Held places stay held."""
         self._is_closed = True
-        for _, turn in self._queue:
-            if not turn.done():
-                turn.set_exception(_draining())
+        for waiting in self._queue:
+            if not waiting.turn.done():
+                waiting.turn.set_exception(_draining())
         self._queue.clear()
 
     async def take(self, owner: str) -> None:
@@ -87,12 +101,12 @@ class Admission:
         if self._held[owner] == 0:
             del self._held[owner]
         if self._queue:
-            self._let_in(min(self._queue, key=lambda waiting: self._held[waiting[0]]))
+            self._let_in(min(self._queue, key=lambda waiting: self._held[waiting.owner]))
 
     async def _wait(self, owner: str) -> None:
         """Until somebody holds a place for us."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (owner, turn)
+        entry = _Waiting(owner, turn, time.monotonic())
         self._queue.append(entry)
         longest = self._config.queue_max_wait_s
         try:
@@ -105,19 +119,17 @@ class Admission:
             raise self._refusal("timed_out", f"no place became free in {longest:g} s")
         turn.result()
 
-    def _let_in(self, entry: "tuple[str, asyncio.Future[None]]") -> None:
-        owner, turn = entry
+    def _let_in(self, entry: _Waiting) -> None:
         self._queue.remove(entry)
-        self._held[owner] += 1
-        turn.set_result(None)
+        self._held[entry.owner] += 1
+        entry.turn.set_result(None)
 
-    def _leave(self, entry: "tuple[str, asyncio.Future[None]]") -> None:
+    def _leave(self, entry: _Waiting) -> None:
         """Out of the queue, or, where a place came at the same moment, out of that."""
-        owner, turn = entry
         if entry in self._queue:
             self._queue.remove(entry)
-        elif turn.exception() is None:
-            self.give_back(owner)
+        elif entry.turn.exception() is None:
+            self.give_back(entry.owner)
 
     def _refusal(self, result: str, reason: str) -> ResourceExhausted:
         if self._count is not None:

@@ -17,7 +17,7 @@ class OwnerUsage(_message.Message):
     def __init__(self, sessions: _Optional[int] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Home(_message.Message):
-    __slots__ = ("name", "address", "http_url", "epoch", "node", "model", "slabs", "free_slabs", "most_sessions", "sessions", "running", "waiting", "labels", "draining", "usage", "held_sessions", "session_bytes", "silent")
+    __slots__ = ("name", "address", "http_url", "epoch", "node", "model", "slabs", "free_slabs", "most_sessions", "sessions", "running", "waiting", "labels", "draining", "usage", "held_sessions", "session_bytes", "silent", "shape", "queue_seconds")
     class UsageEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,8 @@ class Home(_message.Message):
     HELD_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     SESSION_BYTES_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     http_url: str
@@ -61,7 +63,9 @@ class Home(_message.Message):
     held_sessions: int
     session_bytes: int
     silent: bool
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., http_url: _Optional[str] = ..., epoch: _Optional[int] = ..., node: _Optional[str] = ..., model: _Optional[str] = ..., slabs: _Optional[int] = ..., free_slabs: _Optional[int] = ..., most_sessions: _Optional[int] = ..., sessions: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., draining: _Optional[bool] = ..., usage: _Optional[_Mapping[str, OwnerUsage]] = ..., held_sessions: _Optional[int] = ..., session_bytes: _Optional[int] = ..., silent: _Optional[bool] = ...) -> None: ...
+    shape: str
+    queue_seconds: float
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., http_url: _Optional[str] = ..., epoch: _Optional[int] = ..., node: _Optional[str] = ..., model: _Optional[str] = ..., slabs: _Optional[int] = ..., free_slabs: _Optional[int] = ..., most_sessions: _Optional[int] = ..., sessions: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., draining: _Optional[bool] = ..., usage: _Optional[_Mapping[str, OwnerUsage]] = ..., held_sessions: _Optional[int] = ..., session_bytes: _Optional[int] = ..., silent: _Optional[bool] = ..., shape: _Optional[str] = ..., queue_seconds: _Optional[float] = ...) -> None: ...
 
 class View(_message.Message):
     __slots__ = ("homes", "list")
