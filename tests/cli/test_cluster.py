@@ -15,7 +15,7 @@ from support.serving import write_model
 def test_help_names_every_verb(run: Run) -> None:
     outcome = run("cluster", "--help")
     assert outcome.status == 0
-    for verb in ("up", "status", "drain", "down", "home"):
+    for verb in ("up", "status", "drain", "undrain", "down", "home"):
         assert f" {verb} " in outcome.out
 
 
@@ -25,6 +25,7 @@ def test_without_ray_the_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatc
         ("status",),
         ("down",),
         ("drain", "node"),
+        ("undrain", "node"),
         ("up", "--shared", str(tmp_path), "--model", "m", "--host", "127.0.0.1"),
     ):
         outcome = run("cluster", *arguments)
@@ -69,13 +70,40 @@ def test_a_home_refuses_what_cannot_be(run: Run, flags: tuple[str, ...], said: s
         (("--cluster", "homes:127.0.0.1:1"), "--cluster-secret"),
         (("--cluster", "homes:127.0.0.1:1", "--state-dir", "s"), "--state-dir"),
         (("--cluster", "homes:127.0.0.1:1", "--metrics-port", "1"), "--metrics-port"),
+        (
+            (
+                "--cluster",
+                "a",
+                "--model",
+                "m",
+                "--quota-sessions",
+                "3",
+                "--no-chat-matching",
+                "--capacity",
+                "4",
+            ),
+            "leave out --model, --capacity, --quota-sessions, --no-chat-matching, which homes have",
+        ),
         (("--cluster", "homes:127.0.0.1:1", "--cluster-secret", "missing"), "secret"),
     ],
 )
 def test_a_front_end_refuses_what_cannot_be(run: Run, flags: tuple[str, ...], said: str) -> None:
     outcome = run("serve", *flags)
     assert outcome.status == 2
-    assert said in outcome.err
+    assert said in " ".join(outcome.err.split())
+
+
+def test_a_front_end_takes_what_it_uses(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAKEYA_ADMISSION", "reject")
+    where = ("--cluster", "homes:127.0.0.1:1", "--cluster-secret", str(tmp_path / "missing"))
+    used = ("--max-connections", "8", "--cors-origin", "*", "--no-chat-deprecation", "--api-key", "a-key")
+    outcome = run("serve", *where, *used)
+    assert "leave out --admission, which homes have" in " ".join(outcome.err.split())
+    monkeypatch.delenv("KAKEYA_ADMISSION")
+    outcome = run("serve", *where, *used)
+    assert outcome.status == 2
+    assert "secret" in outcome.err
+    assert "leave out" not in outcome.err
 
 
 @pytest.mark.slow
@@ -112,6 +140,7 @@ def test_a_cluster_comes_up_is_drained_and_goes_down(
                 made = http.post("/v1/responses", json=asked)
                 assert made.status_code == 200, made.text
                 node = node_of(cluster("status"))
+                assert "none, since none was draining" in said(cluster("undrain", node))
                 drained = said(cluster("drain", node))
                 assert f"Node {node} has no home any more" in drained
                 assert "home-1 keeps responses or conversations, and goes on at another node" in drained

@@ -23,10 +23,12 @@ _HOMES = "homes:"
 
 def serve_cluster(screen: Screen, options: ServeOptions, address: str) -> None:
     """Check every setting, then listen, find the homes, serve and drain. Raises ConfigError."""
-    if options.state_dir is not None:
-        raise ConfigError("a front end keeps nothing: leave out --state-dir, which homes have")
-    if options.metrics_port is not None:
-        raise ConfigError("a front end's metrics are at /metrics of --http: leave out --metrics-port")
+    useless = options.useless_in_front()
+    if useless:
+        raise ConfigError(
+            "a front end keeps no session and computes nothing, and its metrics are at /metrics of --http: "
+            f"leave out {', '.join(useless)}, which homes have"
+        )
     grpc, http = options.server_config(), options.http_config()
     homes = _homes(options, address)
     logs.configure(options.log_level, options.log_format)

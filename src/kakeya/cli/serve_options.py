@@ -1,6 +1,6 @@
 """The flags of `kakeya serve`, each with its KAKEYA_ environment twin, and the settings they become."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,75 @@ _http = partial(typer.Option, rich_help_panel="HTTP")
 _state = partial(typer.Option, rich_help_panel="Sessions that outlive the process")
 
 OFF = "off"
+# A front end shows the metrics of all homes at /metrics of --http.
+_WATCHED_AT_HOMES = {"metrics_port", "metrics_host"}
 
 
 @dataclass(frozen=True)
-class ServeOptions(GrpcOptions, TalkOptions):
+class FrontOptions(GrpcOptions):
+    """The flags that a front end of a cluster has as well: where it listens, and what it bears."""
+
+    cluster: Annotated[
+        str | None,
+        listening(
+            help="Serve the sessions of a cluster instead of a model: the address of its Ray head, or auto, "
+            "or homes:HOST:PORT,HOST:PORT for homes without Ray.",
+            metavar="ADDRESS",
+        ),
+    ] = None
+    cluster_secret: Annotated[
+        Path | None, listening(help="File with the secret of homes: what Ray says when left out.")
+    ] = None
+    http: Annotated[str, listening(help="HOST:PORT for HTTP: OpenAI's API and the console; or off.")] = (
+        HttpConfig.bind
+    )
+    max_connections: Annotated[int, _http(help="Open connections, all clients together.")] = (
+        HttpConfig.max_connections
+    )
+    max_body_bytes: Annotated[int, _http(help="The longest body accepted.")] = HttpConfig.max_body_bytes
+    receive_timeout_s: Annotated[float, _http(help="Seconds in which a request must arrive.")] = (
+        HttpConfig.receive_timeout_s
+    )
+    request_timeout_s: Annotated[
+        float, _http(help="Seconds in which it must be answered; 0 is no limit.")
+    ] = HttpConfig.request_timeout_s
+    cors_origin: Annotated[
+        list[str] | None, _http(help="Pages from here may call: https://… or *. Repeatable.")
+    ] = None
+    chat_deprecation: Annotated[bool, _http(help="Say that chat completions are deprecated.")] = (
+        HttpConfig.chat_deprecation
+    )
+    chat_sunset: Annotated[
+        str, _http(help="The day on which chat completions end.", metavar="YYYY-MM-DD")
+    ] = HttpConfig.chat_sunset.isoformat()
+
+    def http_config(self) -> HttpConfig | None:
+        """The HTTP server's settings; None when there is to be none. Raises ConfigError."""
+        if self.http == OFF:
+            return None
+        grpc = self.server_config()
+        given = {
+            **vars(self),
+            "bind": self.http,
+            "key_hashes": grpc.key_hashes,
+            "tls": grpc.tls,
+            "cors_origins": tuple(self.cors_origin or ()),
+            "chat_sunset": self._sunset(),
+            "keepalive_s": HttpConfig.keepalive_s,  # the flag is about gRPC's pings
+        }
+        return build(HttpConfig, given)
+
+    def _sunset(self) -> date:
+        try:
+            return date.fromisoformat(self.chat_sunset)
+        except ValueError:
+            raise ConfigError(
+                f"chat_sunset must be a day like 2027-12-31, got {self.chat_sunset!r}"
+            ) from None
+
+
+@dataclass(frozen=True)
+class ServeOptions(FrontOptions, TalkOptions):
     """What `kakeya serve` was asked for: one field per flag."""
 
     prefill_block: Annotated[
@@ -75,20 +140,6 @@ class ServeOptions(GrpcOptions, TalkOptions):
     max_stall_ms: Annotated[
         int, memory(help="How long prompts may hold up the tokens of others, about; 0 is no limit.")
     ] = EngineConfig.max_stall_ms
-    cluster: Annotated[
-        str | None,
-        listening(
-            help="Serve the sessions of a cluster instead of a model: the address of its Ray head, or auto, "
-            "or homes:HOST:PORT,HOST:PORT for homes without Ray.",
-            metavar="ADDRESS",
-        ),
-    ] = None
-    cluster_secret: Annotated[
-        Path | None, listening(help="File with the secret of homes: what Ray says when left out.")
-    ] = None
-    http: Annotated[str, listening(help="HOST:PORT for HTTP: OpenAI's API and the console; or off.")] = (
-        HttpConfig.bind
-    )
     max_concurrent: Annotated[
         int | None,
         limits(help="Requests that generate at once, gRPC and HTTP together; the capacity when left out."),
@@ -130,19 +181,6 @@ class ServeOptions(GrpcOptions, TalkOptions):
     encrypt_state: Annotated[
         Path | None, _state(help="Encrypt what is stored with the key in this file.", metavar="KEYFILE")
     ] = None
-    max_connections: Annotated[int, _http(help="Open connections, all clients together.")] = (
-        HttpConfig.max_connections
-    )
-    max_body_bytes: Annotated[int, _http(help="The longest body accepted.")] = HttpConfig.max_body_bytes
-    receive_timeout_s: Annotated[float, _http(help="Seconds in which a request must arrive.")] = (
-        HttpConfig.receive_timeout_s
-    )
-    request_timeout_s: Annotated[
-        float, _http(help="Seconds in which it must be answered; 0 is no limit.")
-    ] = HttpConfig.request_timeout_s
-    cors_origin: Annotated[
-        list[str] | None, _http(help="Pages from here may call: https://… or *. Repeatable.")
-    ] = None
     default_max_tokens: Annotated[int, _http(help="The longest answer when a request sets no limit.")] = (
         HttpConfig.default_max_tokens
     )
@@ -155,12 +193,6 @@ class ServeOptions(GrpcOptions, TalkOptions):
     held_conversations: Annotated[int, _http(help="How many of these chats are held.")] = (
         HttpConfig.held_conversations
     )
-    chat_deprecation: Annotated[bool, _http(help="Say that chat completions are deprecated.")] = (
-        HttpConfig.chat_deprecation
-    )
-    chat_sunset: Annotated[
-        str, _http(help="The day on which chat completions end.", metavar="YYYY-MM-DD")
-    ] = HttpConfig.chat_sunset.isoformat()
 
     def runtime_config(self) -> RuntimeConfig:
         """How sessions are kept. Raises ConfigError."""
@@ -188,6 +220,15 @@ class ServeOptions(GrpcOptions, TalkOptions):
             self.encrypt_state,
         )
 
+    def useless_in_front(self) -> list[str]:
+        """The flags that were given and that a front end of a cluster has no use for: its homes have."""
+        used = {field.name for field in fields(FrontOptions)} - _WATCHED_AT_HOMES
+        return [
+            f"--{'no-' if getattr(self, field.name) is False else ''}{field.name.replace('_', '-')}"
+            for field in fields(self)
+            if field.name not in used and getattr(self, field.name) != field.default
+        ]
+
     def _usual_recall(self, window: int) -> int:
         """None where only gRPC is served: its clients say themselves what a session recalls."""
         return 0 if self.http == OFF else super()._usual_recall(window)
@@ -210,27 +251,3 @@ class ServeOptions(GrpcOptions, TalkOptions):
     def admission_config(self) -> AdmissionConfig:
         """How many requests generate at once. Raises ConfigError."""
         return build(AdmissionConfig, {**vars(self), "policy": self.admission})
-
-    def http_config(self) -> HttpConfig | None:
-        """The HTTP server's settings; None when there is to be none. Raises ConfigError."""
-        if self.http == OFF:
-            return None
-        grpc = self.server_config()
-        given = {
-            **vars(self),
-            "bind": self.http,
-            "key_hashes": grpc.key_hashes,
-            "tls": grpc.tls,
-            "cors_origins": tuple(self.cors_origin or ()),
-            "chat_sunset": self._sunset(),
-            "keepalive_s": HttpConfig.keepalive_s,  # the flag is about gRPC's pings
-        }
-        return build(HttpConfig, given)
-
-    def _sunset(self) -> date:
-        try:
-            return date.fromisoformat(self.chat_sunset)
-        except ValueError:
-            raise ConfigError(
-                f"chat_sunset must be a day like 2027-12-31, got {self.chat_sunset!r}"
-            ) from None
