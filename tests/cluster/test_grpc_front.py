@@ -14,8 +14,8 @@ from kakeya.cluster.members import home_in
 from kakeya.dialing import Retry
 from kakeya.errors import InvalidArgument, SessionNotFound
 from kakeya.wire import runtime_pb2
-from support.clustering import SECRET, FrontHere, Town, alone, front_of
-from support.serving import connected
+from support.clustering import BEAT_S, SECRET, FrontHere, Town, alone, front_of, town_of
+from support.serving import connected, on_loop
 
 PROMPTS = [[3, 5, number + 7] for number in range(6)]
 
@@ -223,3 +223,42 @@ def _waits(fenced: list[str]) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def test_a_fork_that_finds_its_home_full_is_made_at_another(model: Path, tmp_path: Path) -> None:
+    """Only where it fits, and with a request id that is repeated, once."""
+    with town_of(model, tmp_path, "a") as town, front_of(town) as front:
+        town.homes["a"].runtime._keeping._tiers._patience = 0.1  # type: ignore[attr-defined]
+
+        async def scenario(client: AsyncClient) -> None:
+            session = await started(client, PROMPTS[0])
+            first = await said(session, 20, 1)
+            talking = [await started(client, prompt) for prompt in PROMPTS[1:4]]
+            streams = [asyncio.create_task(said(each, 100_000)) for each in talking]
+            await asyncio.to_thread(town.settle, "wide", "", 60)
+            await asyncio.sleep(2 * BEAT_S)
+            await front_refreshed(front)
+            asked = runtime_pb2.ForkSessionRequest(session_id=session.session_id, request_id="again")
+            with connected(front.address) as stub:
+                with pytest.raises(grpc.RpcError, match="all 4 sessions are in use"):
+                    await asyncio.to_thread(stub.ForkSession, asked)
+                await asyncio.to_thread(town.settle, "b")
+                await front_refreshed(front)
+                forks = [await asyncio.to_thread(stub.ForkSession, asked) for _ in range(2)]
+            assert forks[0] == forks[1]
+            assert (home_in(forks[0].session_id), forks[0].history_length) == ("b", 23)
+            assert town.homes["b"].runtime.session_ids() == [forks[0].session_id]
+            twin = client.session(forks[0].session_id)
+            answers = [await said(twin, 20, 2), await said(session, 20, 2)]
+            assert answers[0] == answers[1]
+            assert first + answers[0] == alone(model, PROMPTS[0], (20, 1), (20, 2))
+            for stream in streams:
+                stream.cancel()
+            await asyncio.gather(*streams, return_exceptions=True)
+
+        played(front, scenario)
+
+
+async def front_refreshed(front: FrontHere) -> None:
+    """It knows who is there now."""
+    await asyncio.to_thread(lambda: on_loop(front.homes.refresh()))

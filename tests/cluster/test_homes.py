@@ -1,5 +1,8 @@
 """What a front end does where no home is, or none that it could ask."""
 
+import threading
+
+import grpc
 import httpx
 import pytest
 
@@ -9,10 +12,10 @@ from kakeya.cluster.homes import Homes
 from kakeya.cluster.registry import Registry
 from kakeya.dialing import Retry
 from kakeya.errors import ModelNotFound, SessionNotFound, Unavailable
-from kakeya.wire import cluster_pb2 as pb
-from support.clustering import SECRET, FrontHere, Town
+from kakeya.wire import cluster_pb2 as pb, runtime_pb2
+from support.clustering import SECRET, FrontHere, Town, front_of
 from support.http_serving import eventually
-from support.serving import free_port, on_loop
+from support.serving import ENGINE, connected, free_port, on_loop
 
 
 def test_where_no_home_answers() -> None:
@@ -133,3 +136,49 @@ def test_a_new_list_has_not_heard_of_every_home(front: FrontHere, town: Town) ->
         eventually(lambda: name not in front.homes.homes)
         with pytest.raises(SessionNotFound):
             session.info()
+
+
+def created(front: FrontHere, model: str) -> str:
+    """The id of a new session with a model."""
+    with connected(front.address) as stub:
+        answer = stub.CreateSession(runtime_pb2.CreateSessionRequest(), metadata=[("kakeya-model", model)])
+        return str(answer.session_id)
+
+
+def test_a_model_whose_homes_are_away_is_not_unknown(town: Town) -> None:
+    """An outage is told as one, so that clients ask again; a home that comes back in time answers."""
+    town.homes.pop("b").stop()
+    town.settle("b", model="other")
+    with front_of(town, hold_s=0.5) as front, httpx.Client(base_url=front.url, timeout=60.0) as http:
+        assert created(front, "other").startswith("b.")
+        town.homes.pop("b").stop()
+        eventually(lambda: front.homes.homes["b"].silent)
+        with pytest.raises(grpc.RpcError) as refused:
+            created(front, "other")
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        for path in ("/v1/responses", "/v1/chat/completions"):
+            away = http.post(path, json={"model": "other", "input": "hello"})
+            assert (away.status_code, "retry-after" in away.headers) == (503, True)
+        with pytest.raises(grpc.RpcError) as unknown:
+            created(front, "nonsense")
+        assert unknown.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert created(front, "tiny").startswith("a.")
+        front.homes.hold_s = 30.0
+        back = threading.Timer(1.0, town.settle, ("b",), {"model": "other"})
+        back.start()
+        assert created(front, "other").startswith("b.")
+        back.join()
+
+
+def test_metadata_names_the_model_that_is_described(town: Town) -> None:
+    town.homes.pop("b").stop()
+    town.registry.remove("b")
+    town.settle("wide", model="other", window=60)
+    with front_of(town) as front, connected(front.address) as stub:
+        for model, window in (("tiny", ENGINE.cache.window), ("other", 60)):
+            named = [("kakeya-model", model)]
+            info = stub.GetServerInfo(runtime_pb2.GetServerInfoRequest(), metadata=named)
+            assert (info.model_id, info.window, info.capacity) == (model, window, 4)
+            assert stub.GetTokenizer(runtime_pb2.GetTokenizerRequest(), metadata=named).tokenizer_json
+        with pytest.raises(grpc.RpcError, match="there is no model 'nonsense'"):
+            stub.GetTokenizer(runtime_pb2.GetTokenizerRequest(), metadata=[("kakeya-model", "nonsense")])

@@ -6,10 +6,11 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, NotFoundError, OpenAI
 
 from kakeya.cluster.members import home_in
 from support.clustering import SECRET, FrontHere, Town, front_of, town_of
@@ -191,3 +192,62 @@ def test_a_home_that_is_away_holds_up_its_own_and_nobody_else(model: Path, tmp_p
         ).status_code == 503 and time.monotonic() < until:
             pass
         assert back.json()["id"] == made["a"]
+
+
+@pytest.fixture
+def bilingual(model: Path, tmp_path: Path) -> Iterator[FrontHere]:
+    """A front end over a home for each of two models; calls that name none go to the first."""
+    with town_of(model, tmp_path, "a") as town:
+        town.settle("b", model="other")
+        with front_of(town) as front:
+            yield front
+
+
+def test_a_conversation_is_where_its_model_is(bilingual: FrontHere) -> None:
+    with OpenAI(base_url=f"{bilingual.url}/v1", api_key="any") as client:
+        for model, home in (("tiny", "a"), ("other", "b")):
+            talk = client.conversations.create(extra_body={"model": model})
+            assert home_in(talk.id) == home
+            made = client.responses.create(
+                model=model, conversation=talk.id, input="hello", max_output_tokens=16
+            )
+            assert (made.model, home_in(made.id)) == (model, home)
+        usual = client.conversations.create()
+        assert home_in(usual.id) == "a"
+        for before in ({"conversation": usual.id}, {"previous_response_id": made.id}):
+            model = "other" if "conversation" in before else "tiny"
+            with pytest.raises(BadRequestError, match="stays with it") as refused:
+                client.responses.create(model=model, input="hello", **before)  # type: ignore[call-overload]
+            assert refused.value.param == "model"
+        with pytest.raises(NotFoundError, match="there is no model 'unknown'"):
+            client.conversations.create(extra_body={"model": "unknown"})
+        with pytest.raises(NotFoundError, match="there is no model 'unknown' here"):
+            client.responses.create(model="unknown", input="hello", conversation=usual.id)
+
+
+def test_what_names_no_model_is_about_the_first(
+    bilingual: FrontHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bilingual.homes, "any_home", lambda: "b")
+    with httpx.Client(base_url=bilingual.url) as http:
+        asked: list[str] = []
+        reach = bilingual.homes.reach
+
+        async def reached(*names: str) -> Any:
+            asked.extend(names)
+            return await reach(*names)
+
+        monkeypatch.setattr(bilingual.homes, "reach", reached)
+        for body in ({"content": "hello"}, {"model": "other", "prompt": "hello"}):
+            tokens = http.post("/tokenize", json=body).json()["tokens"]
+            assert http.post("/detokenize", json={"tokens": tokens}).status_code == 200
+        assert asked == ["a", "a", "b", "a"]
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_front_end_says_itself_whether_chats_are_deprecated(town: Town, says: bool) -> None:
+    """Whatever its homes say."""
+    with front_of(town, chat_deprecation=says) as front:
+        answer = httpx.post(f"{front.url}/v1/chat/completions", json=CHAT, timeout=30.0)
+        assert answer.status_code == 200
+        assert [name in answer.headers for name in ("deprecation", "sunset", "link")] == [says] * 3

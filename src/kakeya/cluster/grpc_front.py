@@ -4,6 +4,7 @@ Of a request only the session's id is read, and of an answer nothing. Lists are 
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -22,11 +23,14 @@ from kakeya.wire import runtime_pb2 as pb
 _MOST_HOPS = 8
 _PAGE_SIZE = 100
 
+# How a home says that it has no room for one session more.
+_FULL = ("NoFreeSlab", "StorageFailed")
+
 # The classes of gRPC are generic for the type checker alone.
 Handler = Any
 
 # Calls about one session, which is the first field of their requests; the last two are answered by a stream.
-_OF_A_SESSION = ("AppendTokens", "RecallTokens", "GetSessionInfo", "CloseSession", "ForkSession")
+_OF_A_SESSION = ("AppendTokens", "RecallTokens", "GetSessionInfo", "CloseSession")
 _STREAMED = ("Generate", "ExportSession")
 
 
@@ -40,6 +44,7 @@ class Forwarding(grpc.GenericRpcHandler):
         self._handlers = {
             **{name: _unary(self._to_session(name)) for name in _OF_A_SESSION},
             **{name: grpc.unary_stream_rpc_method_handler(self._stream_of(name)) for name in _STREAMED},
+            "ForkSession": _unary(self._fork),
             "CreateSession": _unary(self._create),
             "ImportSession": grpc.stream_unary_rpc_method_handler(self._import),
             "ListSessions": _unary(self._list),
@@ -64,20 +69,72 @@ class Forwarding(grpc.GenericRpcHandler):
         return call
 
     async def _answer(self, request: bytes, context: Context, method: str) -> bytes | None:
-        async with statuses(context):
+        async with _answering(context):
             owner, homes = self._called(context)
-            session_id = session_in(request)
-            name = await homes.home_of(session_id)
-            for _ in range(_MOST_HOPS):
-                link = await homes.reach(name)
+            return (await self._followed(homes, method, request, owner, context))[0]
+
+    async def _followed(
+        self, homes: Homes, method: str, request: bytes, owner: str, context: Context
+    ) -> tuple[bytes, Link]:
+        """The answer of the home that has the session, wherever it went, and that home. Raises _Refused."""
+        session_id = session_in(request)
+        name = await homes.home_of(session_id)
+        for _ in range(_MOST_HOPS):
+            link = await homes.reach(name)
+            try:
+                return await self._unary(link, method, request, owner, context), link
+            except AioRpcError as error:
+                moved = await self._moved_to(homes, link, session_id, error)
+                if not moved:
+                    raise _Refused(link, error) from error
+                name = moved
+        raise Unavailable(f"session {session_id!r} moves too often: try again later")
+
+    async def _fork(self, request: bytes, context: Context) -> bytes | None:
+        """Where the session is, or, where that home is full, at the nearest one with room."""
+        async with _answering(context):
+            owner, homes = self._called(context)
+            asked = pb.ForkSessionRequest.FromString(request)
+            known = homes.made_at(owner, asked.request_id)
+            target = await homes.reach(known) if known else None
+            if target is None:
                 try:
-                    return await self._unary(link, method, request, owner, context)
-                except AioRpcError as error:
-                    moved = await self._moved_to(homes, link, session_id, error)
-                    if not moved:
-                        await _abort(context, error)
-                    name = moved
-            raise Unavailable(f"session {session_id!r} moves too often: try again later")
+                    return (await self._followed(homes, "ForkSession", request, owner, context))[0]
+                except _Refused as refused:
+                    if error_name(refused.error) in _FULL:
+                        target = await homes.reach_beside(refused.link.name, owner, asked.request_id)
+                    if target is None:
+                        raise
+            return await self._copied(homes, asked, target, owner, context)
+
+    async def _copied(
+        self, homes: Homes, asked: pb.ForkSessionRequest, target: Link, owner: str, context: Context
+    ) -> bytes:
+        """A fork at another home: the state travels through here, as in an export and an import."""
+        session = pb.GetSessionInfoRequest(session_id=asked.session_id).SerializeToString()
+        told, source = await self._followed(homes, "GetSessionInfo", session, owner, context)
+        label = pb.GetSessionInfoResponse.FromString(told).client_label
+        metadata, left = homes.credentials(owner), context.time_remaining()
+        export = source.channel.unary_stream(_path("ExportSession"))(session, metadata=metadata, timeout=left)
+        broken: list[AioRpcError] = []
+
+        async def messages() -> AsyncIterator[bytes]:
+            try:
+                async for message in export:
+                    part = pb.StatePart.FromString(message).data
+                    sent = pb.ImportSessionRequest(data=part, client_label=label, request_id=asked.request_id)
+                    yield sent.SerializeToString()
+            except AioRpcError as error:  # what came so far is refused there, since it is not whole
+                broken.append(error)
+
+        bring_in = target.channel.stream_unary(_path("ImportSession"))
+        try:
+            answer = await bring_in(messages(), metadata=metadata, timeout=left)
+        except AioRpcError as error:
+            raise _Refused(source if broken else target, (*broken, error)[0]) from error
+        made = pb.ImportSessionResponse.FromString(answer)
+        fork = pb.ForkSessionResponse(session_id=made.session_id, history_length=made.history_length)
+        return fork.SerializeToString()
 
     def _stream_of(self, method: str) -> Callable[[bytes, Context], Awaitable[None]]:
         async def call(request: bytes, context: Context) -> None:
@@ -235,6 +292,24 @@ class Forwarding(grpc.GenericRpcHandler):
         return await homes.reach(min(names, key=lambda name: (homes.homes[name].silent, name)))
 
 
+class _Refused(Exception):
+    """What a home said instead of an answer."""
+
+    def __init__(self, link: Link, error: AioRpcError) -> None:
+        super().__init__(error.details())
+        self.link, self.error = link, error
+
+
+@asynccontextmanager
+async def _answering(context: Context) -> AsyncIterator[None]:
+    """What is raised inside becomes the status of the call, also what a home has said."""
+    async with statuses(context):
+        try:
+            yield
+        except _Refused as refused:
+            await _abort(context, refused.error)
+
+
 class ClusterServer(GrpcFront):
     """The gRPC server of a front end: `start`, `open` with the homes, `refuse`, `stop`."""
 
@@ -279,6 +354,11 @@ def _path(method: str) -> str:
 
 def _unary(call: Callable[[bytes, Context], Any]) -> Handler:
     return grpc.unary_unary_rpc_method_handler(call)
+
+
+def error_name(error: AioRpcError) -> str:
+    """The class of the error at the home; empty where the home has not answered."""
+    return next((str(value) for key, value in error.trailing_metadata() or () if key == ERROR_NAME_KEY), "")
 
 
 async def _abort(context: Context, error: AioRpcError) -> None:

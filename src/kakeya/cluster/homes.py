@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -27,7 +28,7 @@ from kakeya.cluster.members import (
     replica_of,
 )
 from kakeya.cluster.placement import Replica, Session, choose_home
-from kakeya.errors import ERROR_NAME_KEY, ModelNotFound, Unavailable
+from kakeya.errors import ERROR_NAME_KEY, KakeyaError, ModelNotFound, Unavailable
 from kakeya.wire import cluster_pb2 as pb, cluster_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -154,16 +155,42 @@ class Homes:
 
         Raises what `choose_home` does, and Unavailable.
         """
-        known = self._made.get(f"{owner} {request_id}") if request_id else ""
-        if known in self.homes:
+        known = self.made_at(owner, request_id)
+        if known:
             return await self.reach(known)
-        chosen = choose_home(Session("", model, 0), self._places.values())
-        self._places[chosen.name] = chosen.with_session()  # until the homes tell
-        others = (name for name in self.home_for(model, request_id.encode()) if name != chosen.name)
-        link = await self.reach(chosen.name, *others)
+        link = await self.reach(*self._chosen(model, request_id))
         if request_id:
             self._made.put(f"{owner} {request_id}", link.name)
         return link
+
+    async def reach_beside(self, name: str, owner: str, request_id: str) -> Link | None:
+        """A home with room for the copy of a session that is at the home `name`, the nearest one; None where
+        there is none that it fits. Raises Unavailable."""
+        home = self.homes[name]
+        full = replace(replica_of(home), most_sessions=0)
+        others = [each for each in self._places.values() if each.name != name]
+        try:
+            chosen = choose_home(Session("", home.model, 0, shape=home.shape), [*others, full], near=name)
+        except KakeyaError:
+            return None
+        link = await self.reach(chosen.name)
+        if request_id:
+            self._made.put(f"{owner} {request_id}", link.name)
+        return link
+
+    def made_at(self, owner: str, request_id: str) -> str:
+        """The home that answered a request to make a session; empty where that is not known."""
+        known = self._made.get(f"{owner} {request_id}") if request_id else ""
+        return known if known in self.homes else ""
+
+    def _chosen(self, model: str, request_id: str) -> list[str]:
+        """The best home for a new session, and those that may have it if that one does not answer."""
+        every = self.home_for(model, request_id.encode())
+        if all(self.homes[name].silent for name in every):  # an outage, which is waited for
+            return every
+        chosen = choose_home(Session("", model, 0), self._places.values())
+        self._places[chosen.name] = chosen.with_session()  # until the homes tell
+        return [chosen.name, *(name for name in every if name != chosen.name)]
 
     def home_for(self, model: str, key: bytes) -> list[str]:
         """The homes for what `key` stands for, the same ones for the same key: the first that answers."""

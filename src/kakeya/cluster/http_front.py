@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 _OF_A_CONNECTION = frozenset(
     ("connection", "keep-alive", "transfer-encoding", "upgrade", "host", "content-length", "date")
 )
+# What a front end says of chat completions, or does not, by its own settings.
+_OF_A_FRONT_END = frozenset(("deprecation", "sunset", "link"))
 _KEYS = frozenset(("authorization", "x-api-key"))
 # Homes take their time to answer, and none to be connected to.
 _TIMEOUT = httpx.Timeout(None, connect=5.0)
@@ -169,12 +171,12 @@ class Proxy:
         model = str(asked.get("model") or homes.default_model)
         if parts == ["v1", "responses"]:
             before = asked.get("previous_response_id") or _id_of(asked.get("conversation"))
-            return [_home_by(before, homes)] if before else await _new_home(homes, model)
+            return [_home_with(before, asked, homes)] if before else await _new_home(homes, model)
         if parts == ["v1", "conversations"]:
-            return await _new_home(homes, homes.default_model)
+            return await _new_home(homes, model)
         if path in _CHATS:
             return homes.home_for(model, _beginning(request.scope["state"]["owner"], asked))
-        if asked.get("model"):
+        if request.method == "POST":
             return homes.home_for(model, b"")
         return [homes.any_home()]
 
@@ -295,7 +297,7 @@ async def _relay(answer: httpx.Response, send: Send) -> None:
     headers = [
         (name.encode(), value.encode())
         for name, value in answer.headers.items()
-        if name.lower() not in _OF_A_CONNECTION
+        if name.lower() not in _OF_A_CONNECTION | _OF_A_FRONT_END
     ]
     await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
     async for part in answer.aiter_raw():
@@ -333,6 +335,19 @@ def _home_by(name: object, homes: Homes) -> str:
     """The home that an id names; any home where it names none that is known, which then says so."""
     named = home_in(name) if isinstance(name, str) else ""
     return named if named in homes.homes else homes.any_home()
+
+
+def _home_with(before: object, asked: Mapping[str, Any], homes: Homes) -> str:
+    """The home where a response goes on. Raises ApiError where another model is asked for than it has."""
+    home, model = _home_by(before, homes), asked.get("model")
+    there = homes.homes[home].model
+    if model not in (None, there) and any(model == each.model for each in homes.homes.values()):
+        raise invalid(
+            "model",
+            f"{before} is answered by {there!r}, not by {model!r}: what was begun with one stays with it. "
+            f'Begin a conversation for another one with POST /v1/conversations and {{"model": …}}',
+        )
+    return home
 
 
 async def _new_home(homes: Homes, model: str) -> list[str]:

@@ -22,6 +22,7 @@ from kakeya.http_server.responses.schema import (
     ResponseRequest,
 )
 from kakeya.http_server.responses.service import Responses
+from kakeya.http_server.schema import check_model
 from kakeya.http_server.security import Owner
 from kakeya.http_server.state import State
 from kakeya.http_server.streaming import respond
@@ -104,6 +105,8 @@ async def create_conversation(
 ) -> Response:
     """It takes no session before its first response."""
     wanted = body or NewConversation()
+    if wanted.model is not None:
+        check_model(wanted.model, service.sessions.runtime)
     conversation = await service.new_conversation(owner, wanted.items or (), wanted.metadata or {})
     return AsciiJsonResponse(_shown(conversation))
 

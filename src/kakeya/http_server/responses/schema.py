@@ -296,8 +296,12 @@ class ResponseRequest(RequestFields):
 
 
 class NewConversation(Strict):
-    """The body of POST /v1/conversations."""
+    """The body of POST /v1/conversations.
 
+    `model` is an extension: in a cluster of several models it says which one will answer.
+    """
+
+    model: str | None = None
     items: list[InputItem] | None = Field(default=None, max_length=_MOST_ITEMS)
     metadata: Metadata = None
 
