@@ -329,13 +329,7 @@ class Runtime:
         Whatever comes and goes between pages, a session that stays is listed exactly once.
         """
         sessions, next_page = self._store.page(owner, page_size, page_token)
-        if not sessions:
-            return [], next_page
-
-        def describe() -> list[SessionInfo]:
-            return [each.describe() for each in sessions if not each.is_closed]
-
-        return self._engine.read_all(_awake(sessions), describe), next_page
+        return [info for _, info in self._described(sessions)], next_page
 
     def fork(
         self, session_id: str, *, owner: str = LOCAL_OWNER, holder: str = "", request_id: str = ""
@@ -408,6 +402,16 @@ class Runtime:
 
         return self._answers.once(owner, Call("import", "", request_id), bring_in)
 
+    def _described(self, sessions: Sequence[Session]) -> list[tuple[Session, SessionInfo]]:
+        """Those that are not closed meanwhile."""
+        if not sessions:
+            return []
+
+        def describe() -> list[tuple[Session, SessionInfo]]:
+            return [(each, each.describe()) for each in sessions if not each.is_closed]
+
+        return self._engine.read_all(_awake(sessions), describe)
+
     # Sessions that move between servers, each with a state directory of its own.
 
     @property
@@ -442,6 +446,14 @@ class Runtime:
     def movable(self) -> dict[str, bool]:
         """Sessions that may live at any server, since no front end holds them, and whether each generates."""
         return {each.session_id: each.state == "generating" for each in self._store.all() if not each.holder}
+
+    def by_age(
+        self, owner: str, page_size: int, after: tuple[float, str]
+    ) -> tuple[list[tuple[float, SessionInfo]], bool]:
+        """The owner's sessions with the times of their creation, the oldest first, after the one with this
+        time and id; whether there are more. A session keeps its place in this order when it moves."""
+        sessions, has_more = self._store.by_age(owner, page_size, after)
+        return [(each.created_at, info) for each, info in self._described(sessions)], has_more
 
     def usage(self) -> dict[str, OwnerUsage]:
         """What each owner uses here. Tokens are all that it spent since the process began."""

@@ -14,8 +14,8 @@ from kakeya.cluster.members import home_in
 from kakeya.dialing import Retry
 from kakeya.errors import InvalidArgument, SessionNotFound
 from kakeya.wire import runtime_pb2
-from support.clustering import BEAT_S, SECRET, FrontHere, Town, alone, front_of, town_of
-from support.serving import connected, on_loop
+from support.clustering import SECRET, FrontHere, Town, alone, front_of, town_of
+from support.serving import connected
 
 PROMPTS = [[3, 5, number + 7] for number in range(6)]
 
@@ -91,6 +91,46 @@ def test_a_client_chooses_its_model(town: Town) -> None:
 
     with front_of(town) as front:
         asyncio.run(all_three(front))
+
+
+def test_a_list_is_by_age_and_moves_change_nothing(front: FrontHere, town: Town) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        made = [(await client.create_session()).session_id for _ in range(6)]
+        with connected(front.address) as stub:
+
+            def page(token: str = "") -> runtime_pb2.ListSessionsResponse:
+                return stub.ListSessions(runtime_pb2.ListSessionsRequest(page_size=2, page_token=token))
+
+            first = page()
+            for session_id in (made[1], made[4]):  # one that was listed, and one that was not
+                here = home_in(session_id)
+                await asyncio.to_thread(move, town, session_id, here, "b" if here == "a" else "a")
+            town.homes["a"].stop()
+            await asyncio.to_thread(town.settle, "a")  # ages are stored
+            await client.create_session()
+            second = page(first.next_page_token)
+            third = page(second.next_page_token)
+            last = page(third.next_page_token)
+            listed = [each.session_id for shown in (first, second, third) for each in shown.sessions]
+            assert listed == made
+            assert (len(last.sessions), last.next_page_token) == (1, "")
+            for token in ("a:", "zzz"):
+                with pytest.raises(grpc.RpcError, match="page_token is not one"):
+                    page("!" + token)
+            with pytest.raises(grpc.RpcError, match="page_size must be a whole number from 1 to 1000"):
+                stub.ListSessions(runtime_pb2.ListSessionsRequest(page_size=1001))
+
+    played(front, scenario)
+
+
+def test_a_list_without_a_home_that_is_away_is_none(town: Town) -> None:
+    with front_of(town, hold_s=0.5) as front, connected(front.address) as stub:
+        assert list(stub.ListSessions(runtime_pb2.ListSessionsRequest()).sessions) == []
+        town.homes.pop("b").stop()
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError) as refused:
+                stub.ListSessions(runtime_pb2.ListSessionsRequest())
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_session_moves_unseen_between_turns(front: FrontHere, town: Town, model: Path) -> None:
@@ -236,14 +276,13 @@ def test_a_fork_that_finds_its_home_full_is_made_at_another(model: Path, tmp_pat
             talking = [await started(client, prompt) for prompt in PROMPTS[1:4]]
             streams = [asyncio.create_task(said(each, 100_000)) for each in talking]
             await asyncio.to_thread(town.settle, "wide", "", 60)
-            await asyncio.sleep(2 * BEAT_S)
-            await front_refreshed(front)
+            await known(front, "wide")
             asked = runtime_pb2.ForkSessionRequest(session_id=session.session_id, request_id="again")
             with connected(front.address) as stub:
                 with pytest.raises(grpc.RpcError, match="all 4 sessions are in use"):
                     await asyncio.to_thread(stub.ForkSession, asked)
                 await asyncio.to_thread(town.settle, "b")
-                await front_refreshed(front)
+                await known(front, "b")
                 forks = [await asyncio.to_thread(stub.ForkSession, asked) for _ in range(2)]
             assert forks[0] == forks[1]
             assert (home_in(forks[0].session_id), forks[0].history_length) == ("b", 23)
@@ -259,6 +298,7 @@ def test_a_fork_that_finds_its_home_full_is_made_at_another(model: Path, tmp_pat
         played(front, scenario)
 
 
-async def front_refreshed(front: FrontHere) -> None:
-    """It knows who is there now."""
-    await asyncio.to_thread(lambda: on_loop(front.homes.refresh()))
+async def known(front: FrontHere, name: str) -> None:
+    """Until the front end has heard of a home."""
+    while name not in front.homes.homes:
+        await asyncio.sleep(0.05)

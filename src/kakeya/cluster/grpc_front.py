@@ -3,6 +3,7 @@
 Of a request only the session's id is read, and of an answer nothing. Lists are put together from all homes.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,13 +13,13 @@ from grpc.aio import AioRpcError
 
 from kakeya.cluster.homes import Homes, Link, came_through
 from kakeya.dialing import MODEL_KEY
-from kakeya.errors import ERROR_NAME_KEY, Unavailable
+from kakeya.errors import ERROR_NAME_KEY, InvalidArgument, Unavailable
 from kakeya.grpc_server.front import GrpcFront
 from kakeya.grpc_server.server import SERVICE_NAME
 from kakeya.grpc_server.status import Context, statuses
 from kakeya.serving.config import ServerConfig
 from kakeya.serving.keys import KeyRing
-from kakeya.wire import runtime_pb2 as pb
+from kakeya.wire import cluster_pb2, runtime_pb2 as pb
 
 _MOST_HOPS = 8
 _PAGE_SIZE = 100
@@ -199,33 +200,38 @@ class Forwarding(grpc.GenericRpcHandler):
                 return await self._failed(homes, link, error, context)
 
     async def _list(self, request: bytes, context: Context) -> bytes | None:
-        """One home's sessions after another's; a page's token says at which home the next begins."""
-        async with statuses(context):
+        """The oldest first, wherever they are. A page's token is the age of its last session, which no move
+        changes."""
+        async with _answering(context):
             owner, homes = self._called(context)
             asked = pb.ListSessionsRequest.FromString(request)
-            size = asked.page_size or _PAGE_SIZE
-            name, _, token = asked.page_token.partition(":")
-            answer = pb.ListSessionsResponse()
-            for each in sorted(home for home in homes.homes if home >= name):
-                inner = token if each == name else ""
-                page = await self._page(homes, each, size - len(answer.sessions), inner, owner, context)
-                answer.sessions.extend(page.sessions)
-                if page.next_page_token:
-                    answer.next_page_token = f"{each}:{page.next_page_token}"
-                    break
-                following = [home for home in homes.homes if home > each]
-                if len(answer.sessions) >= size and following:
-                    answer.next_page_token = f"{min(following)}:"
-                    break
-            return answer.SerializeToString()
+            size, (created_after, after_id) = asked.page_size or _PAGE_SIZE, _age_in(asked.page_token)
+            wanted = cluster_pb2.ListOwnedRequest(
+                owner=owner, page_size=size, created_after=created_after, after_id=after_id
+            )
+            found = await asyncio.gather(*(self._owned(homes, name, wanted) for name in homes.homes))
+            # One that moved in this moment may be told of twice.
+            every = {each.session_id: each for listed in found for each in listed.sessions}
+            in_order = sorted(every.values(), key=lambda each: (each.created_at, each.session_id))
+            has_more = len(in_order) > size or any(listed.has_more for listed in found)
+            return pb.ListSessionsResponse(
+                sessions=[pb.GetSessionInfoResponse.FromString(each.info) for each in in_order[:size]],
+                next_page_token=_token_of(in_order[size - 1]) if has_more else "",
+            ).SerializeToString()
 
-    async def _page(
-        self, homes: Homes, name: str, size: int, token: str, owner: str, context: Context
-    ) -> pb.ListSessionsResponse:
-        request = pb.ListSessionsRequest(page_size=size, page_token=token).SerializeToString()
+    async def _owned(
+        self, homes: Homes, name: str, wanted: cluster_pb2.ListOwnedRequest
+    ) -> cluster_pb2.ListOwnedResponse:
         link = await homes.reach(name)
-        answer = await self._passed(homes, link, "ListSessions", request, owner, context)
-        return pb.ListSessionsResponse.FromString(answer or b"")
+        try:
+            found: cluster_pb2.ListOwnedResponse = await link.stub.ListOwned(
+                wanted, metadata=homes.credentials(wanted.owner)
+            )
+            return found
+        except AioRpcError as error:
+            if not came_through(error):
+                homes.broke(link)
+            raise _Refused(link, error) from error
 
     async def _server_info(self, request: bytes, context: Context) -> bytes | None:
         """What one home says, with the sessions of all that have its model."""
@@ -341,6 +347,21 @@ class ClusterServer(GrpcFront):
 def session_in(request: bytes) -> str:
     """The session that a request is about: the first field of all that are."""
     return pb.GetSessionInfoRequest.FromString(request).session_id
+
+
+def _token_of(last: cluster_pb2.Owned) -> str:
+    return f"{last.created_at.hex()}:{last.session_id}"
+
+
+def _age_in(token: str) -> tuple[float, str]:
+    """When the last session of a page was created, and its id. Raises InvalidArgument."""
+    if not token:
+        return -1.0, ""
+    created_at, _, session_id = token.partition(":")
+    try:
+        return float.fromhex(created_at), session_id
+    except (ValueError, OverflowError):
+        raise InvalidArgument("page_token is not one that a page of sessions came with") from None
 
 
 def _model(context: Context, homes: Homes) -> str:

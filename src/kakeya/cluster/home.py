@@ -18,6 +18,7 @@ import grpc
 from kakeya.cluster.members import CHANNEL, FENCED_STATUS, Whereabouts, credentials
 from kakeya.errors import Fenced, InvalidArgument, KakeyaError, Unavailable
 from kakeya.grpc_server import Server
+from kakeya.grpc_server.messages import session_info
 from kakeya.grpc_server.status import Context, statuses
 from kakeya.http_server.responses.documents import CONVERSATION, RESPONSE
 from kakeya.serving.admission import Admission
@@ -86,6 +87,20 @@ class HomeService(cluster_pb2_grpc.HomeServiceServicer):
             sessions = [pb.Movable(session_id=name, working=working) for name, working in found.items()]
             documents = await self._workers.call(_documents, runtime)
             return pb.ListMovableResponse(sessions=sessions, documents=documents)
+
+    async def ListOwned(self, request: pb.ListOwnedRequest, context: Context) -> pb.ListOwnedResponse:
+        async with self._called(context) as runtime:
+            after = request.created_after, request.after_id
+            found, has_more = await self._workers.call(
+                runtime.by_age, request.owner, request.page_size, after
+            )
+            sessions = [
+                pb.Owned(
+                    created_at=at, session_id=each.session_id, info=session_info(each).SerializeToString()
+                )
+                for at, each in found
+            ]
+            return pb.ListOwnedResponse(sessions=sessions, has_more=has_more)
 
     async def MoveSession(self, request: pb.MoveSessionRequest, context: Context) -> pb.MoveSessionResponse:
         async with self._called(context) as runtime:

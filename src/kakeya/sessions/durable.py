@@ -97,6 +97,7 @@ class Durable(Keeping):
             turns=details.turns,
             generated_tokens=details.generated_tokens,
             holder=details.holder,
+            created_at=details.created_at,
         )
         session.last_used_at -= self.idle_since(stored.used_at)
         return session

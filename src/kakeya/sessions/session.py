@@ -64,6 +64,7 @@ class Session:
     """Counts the owner's sessions in the order of their creation, from 1."""
     holder: str = field(default="", kw_only=True)
     """The front end that keeps it for its own clients; empty for a session that a client named."""
+    created_at: float = field(default_factory=time.time, kw_only=True)
     asleep: Asleep | None = None
     history: int = 0
     """The number of its history in a state directory."""
@@ -78,6 +79,11 @@ class Session:
     turns: int = 0
     generated_tokens: int = 0
     recent_turns: tuple[TurnRecord, ...] = ()
+
+    @property
+    def age(self) -> tuple[float, str]:
+        """What sessions of many servers are listed by: it stays the same wherever this one goes."""
+        return self.created_at, self.session_id
 
     @property
     def state(self) -> str:

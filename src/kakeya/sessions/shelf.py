@@ -177,6 +177,7 @@ def details_of(session: Session) -> Details:
         session.generated_tokens,
         None if recall is None else recall.to_json(),
         session.holder,
+        session.created_at,
     )
 
 

@@ -86,6 +86,13 @@ class SessionStore:
         shown = rest[:size]
         return shown, page_token(shown[-1].number) if len(rest) > size else ""
 
+    def by_age(self, owner: str, size: int, after: tuple[float, str]) -> tuple[list[Session], bool]:
+        """Up to `size` of the owner's sessions, the oldest first, that come after the age `after`; whether
+        there are more."""
+        check_page_size(size)
+        rest = sorted((each for each in self.owned_by(owner) if each.age > after), key=lambda each: each.age)
+        return rest[:size], len(rest) > size
+
     def count(self, state: str) -> int:
         """How many sessions are in a state."""
         return sum(session.state == state for session in self.all())

@@ -21,6 +21,8 @@ class Details:
     """What it has of recall beside its slab, as the engine writes it."""
     holder: str = ""
     """The front end that keeps it for its own clients."""
+    created_at: float = 0.0
+    """Seconds since 1970; 0 for one from before that was stored."""
 
 
 @dataclass(frozen=True)

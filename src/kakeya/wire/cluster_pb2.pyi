@@ -97,6 +97,36 @@ class GetViewResponse(_message.Message):
     view: View
     def __init__(self, view: _Optional[_Union[View, _Mapping]] = ...) -> None: ...
 
+class ListOwnedRequest(_message.Message):
+    __slots__ = ("owner", "page_size", "created_after", "after_id")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AFTER_FIELD_NUMBER: _ClassVar[int]
+    AFTER_ID_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    page_size: int
+    created_after: float
+    after_id: str
+    def __init__(self, owner: _Optional[str] = ..., page_size: _Optional[int] = ..., created_after: _Optional[float] = ..., after_id: _Optional[str] = ...) -> None: ...
+
+class Owned(_message.Message):
+    __slots__ = ("created_at", "session_id", "info")
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    created_at: float
+    session_id: str
+    info: bytes
+    def __init__(self, created_at: _Optional[float] = ..., session_id: _Optional[str] = ..., info: _Optional[bytes] = ...) -> None: ...
+
+class ListOwnedResponse(_message.Message):
+    __slots__ = ("sessions", "has_more")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[Owned]
+    has_more: bool
+    def __init__(self, sessions: _Optional[_Iterable[_Union[Owned, _Mapping]]] = ..., has_more: _Optional[bool] = ...) -> None: ...
+
 class ListMovableRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -45,6 +45,11 @@ class HomeServiceStub:
                 request_serializer=kakeya_dot_wire_dot_cluster__pb2.GetViewRequest.SerializeToString,
                 response_deserializer=kakeya_dot_wire_dot_cluster__pb2.GetViewResponse.FromString,
                 _registered_method=True)
+        self.ListOwned = channel.unary_unary(
+                '/kakeya.v1.HomeService/ListOwned',
+                request_serializer=kakeya_dot_wire_dot_cluster__pb2.ListOwnedRequest.SerializeToString,
+                response_deserializer=kakeya_dot_wire_dot_cluster__pb2.ListOwnedResponse.FromString,
+                _registered_method=True)
         self.ListMovable = channel.unary_unary(
                 '/kakeya.v1.HomeService/ListMovable',
                 request_serializer=kakeya_dot_wire_dot_cluster__pb2.ListMovableRequest.SerializeToString,
@@ -85,6 +90,13 @@ class HomeServiceServicer:
 
     def GetView(self, request, context):
         """The cluster as this home knows it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListOwned(self, request, context):
+        """Sessions of an owner by their age, the oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,6 +149,11 @@ def add_HomeServiceServicer_to_server(servicer, server):
                     servicer.GetView,
                     request_deserializer=kakeya_dot_wire_dot_cluster__pb2.GetViewRequest.FromString,
                     response_serializer=kakeya_dot_wire_dot_cluster__pb2.GetViewResponse.SerializeToString,
+            ),
+            'ListOwned': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListOwned,
+                    request_deserializer=kakeya_dot_wire_dot_cluster__pb2.ListOwnedRequest.FromString,
+                    response_serializer=kakeya_dot_wire_dot_cluster__pb2.ListOwnedResponse.SerializeToString,
             ),
             'ListMovable': grpc.unary_unary_rpc_method_handler(
                     servicer.ListMovable,
@@ -219,6 +236,33 @@ class HomeService:
             '/kakeya.v1.HomeService/GetView',
             kakeya_dot_wire_dot_cluster__pb2.GetViewRequest.SerializeToString,
             kakeya_dot_wire_dot_cluster__pb2.GetViewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListOwned(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kakeya.v1.HomeService/ListOwned',
+            kakeya_dot_wire_dot_cluster__pb2.ListOwnedRequest.SerializeToString,
+            kakeya_dot_wire_dot_cluster__pb2.ListOwnedResponse.FromString,
             options,
             channel_credentials,
             insecure,
