@@ -17,7 +17,7 @@ BEHAVIOURS: dict[str, set[str]] = {
     "bridge": set(),
     "cli": set(),
     "client": set(),
-    "cluster": {"console", "dying", "openai", "quotas"},
+    "cluster": {"conformance", "console", "dying", "openai", "quotas"},
     "engine": {"against_oracle", "families_bounded", "numerics", "real_weights"},
     "engine/cpu": set(),
     "engine/mlx": {"opening"},

@@ -20,15 +20,34 @@ CASES = {case.title: case for case in read_cases()}
 Playing = dict[str, Played]
 
 
-@pytest.fixture(scope="session")
-def server(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its address."""
-    directory = tmp_path_factory.mktemp("model")
+def write_model_of_cases(directory: Path, default_model: Path) -> Path:
+    """A tiny model with the default model's tokenizer."""
     files = open_checkpoint(default_model).tokenizer_files()
     write_llama(directory, vocab_size=49152, bos_token_id=1, eos_token_id=2)
     (directory / "tokenizer.json").write_bytes(files.tokenizer_json)
     settings = {"chat_template": files.chat_template, "eos_token": files.eos_token}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+def played_in_python(server: str) -> Playing:
+    """What the Python SDK makes of every case, before any server."""
+
+    async def played(case: Case) -> Played:
+        async with between(case, server) as way:
+            outcomes = await play(case, way.address, server, read_tokenizers())
+        return _played(outcomes, way)
+
+    async def all_played() -> Playing:
+        return {title: await played(case) for title, case in CASES.items()}
+
+    return asyncio.run(all_played())
+
+
+@pytest.fixture(scope="session")
+def server(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Its address."""
+    directory = write_model_of_cases(tmp_path_factory.mktemp("model"), default_model)
     keys = ["--api-key", KEY, "--api-key", OTHER_KEY]
     shape = ["--capacity", "64", "--sink", "4", "--window", "124", "--recall", "32", "--threads", "1"]
     numbers = ["--dtype", "float32", "--weights", "float32", "--numerics", "exact", "--kernels", "torch"]
@@ -48,17 +67,7 @@ def sdk() -> Path:
 
 @pytest.fixture(scope="session")
 def python(server: str) -> Playing:
-    """What the Python SDK made of every case."""
-
-    async def played(case: Case) -> Played:
-        async with between(case, server) as way:
-            outcomes = await play(case, way.address, server, read_tokenizers())
-        return _played(outcomes, way)
-
-    async def all_played() -> Playing:
-        return {title: await played(case) for title, case in CASES.items()}
-
-    return asyncio.run(all_played())
+    return played_in_python(server)
 
 
 @pytest.fixture(scope="session")
