@@ -39,7 +39,7 @@ class HomeClient(AsyncClient):
 
     def __init__(self, address: str, secret: str) -> None:
         super().__init__(address, timeout=_CALL_TIMEOUT_S)
-        self._connection.metadata = credentials(secret, OPEN_OWNER)  # type: ignore[assignment]
+        self._connection.metadata = credentials(secret, OPEN_OWNER)
 
 
 @dataclass
