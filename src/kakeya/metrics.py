@@ -11,7 +11,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from kakeya.observer import EngineObserver
+from kakeya.observer import EngineObserver, SearchResult
 from kakeya.types import TierFacts
 
 SESSION_STATES = ("idle", "generating", "failed", "host", "disk")
@@ -78,8 +78,8 @@ class Metrics(EngineObserver):
         self._lookups = counter(
             "kakeya_recall_lookups", "Searches of a session's past, by result", ["result"]
         )
-        for result in ("found", "failed"):
-            self._lookups.labels(result)
+        for result in SearchResult:
+            self._lookups.labels(result.value)
         self._recalled_pages = counter("kakeya_recall_pages", "Ranges of the past that turns brought back")
         self._recalled_slots = counter("kakeya_recall_slots", "Slots that were computed for them")
         self._lookup_time = histogram("kakeya_recall_lookup_seconds", "What a search took")
@@ -182,8 +182,8 @@ class Metrics(EngineObserver):
         self._drafted.labels(proposer).inc(proposed)
         self._accepted.labels(proposer).inc(accepted)
 
-    def recall_searched(self, seconds: float, *, failed: bool) -> None:
-        self._lookups.labels("failed" if failed else "found").inc()
+    def recall_searched(self, seconds: float, result: SearchResult) -> None:
+        self._lookups.labels(result.value).inc()
         self._lookup_time.observe(seconds)
 
     def recalled(self, ranges: int, slots: int, seconds: float) -> None:

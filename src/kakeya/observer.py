@@ -1,5 +1,15 @@
 """What the engine reports of its work: one call per event, on the engine thread unless it says otherwise."""
 
+from enum import StrEnum
+
+
+class SearchResult(StrEnum):
+    """What came of a search of a session's past. All but the first leave what was recalled before."""
+
+    FOUND = "found"
+    NOTHING = "nothing"
+    FAILED = "failed"
+
 
 class EngineObserver:
     """Is called for every event that a metric counts. The base class does nothing.
@@ -31,9 +41,8 @@ class EngineObserver:
     def drafts(self, proposer: str, proposed: int, accepted: int) -> None:
         """The verifier judged the guesses of a proposer for one session."""
 
-    def recall_searched(self, seconds: float, *, failed: bool) -> None:
-        """A session's past was searched for what its turn should see. If that failed, it keeps what it had
-        recalled before. On any thread."""
+    def recall_searched(self, seconds: float, result: SearchResult) -> None:
+        """A session's past was searched for what its turn should see. On any thread."""
 
     def recalled(self, ranges: int, slots: int, seconds: float) -> None:
         """A session sees other pieces of its past: so many. So many slots were computed for them."""

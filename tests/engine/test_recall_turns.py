@@ -16,7 +16,7 @@ from kakeya.engine.recall import Retriever
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.stream import EventStream
 from kakeya.errors import InvalidArgument, InvariantViolation, SessionBusy, StateMismatch
-from kakeya.observer import EngineObserver
+from kakeya.observer import EngineObserver, SearchResult
 from kakeya.sessions.state_files import read_state, write_state
 from kakeya.types import RecallQuery, ShareBeginnings, StopReason, TokenRange
 from support import tiny
@@ -65,13 +65,17 @@ class Chosen:
 class Counted(EngineObserver):
     def __init__(self) -> None:
         self.searched: list[float] = []
-        self.failed = 0
+        self.results: list[SearchResult] = []
         self.slots: list[tuple[int, int]] = []
         self.violated: list[str] = []
 
-    def recall_searched(self, seconds: float, *, failed: bool) -> None:
+    def recall_searched(self, seconds: float, result: SearchResult) -> None:
         self.searched.append(seconds)
-        self.failed += failed
+        self.results.append(result)
+
+    @property
+    def failed(self) -> int:
+        return self.results.count(SearchResult.FAILED)
 
     def recalled(self, ranges: int, slots: int, seconds: float) -> None:
         self.slots.append((ranges, slots))
@@ -278,6 +282,7 @@ def test_an_empty_choice_keeps_what_is_there(make: Make, counted: Counted) -> No
     engine.append(sequence, [7])
     assert done_of(engine.generate(sequence, 3, GREEDY)).recalled == PAGES
     assert len(counted.slots) == 1
+    assert counted.results[-2:] == [SearchResult.FOUND, SearchResult.NOTHING]
 
 
 def test_only_changed_slots_are_computed(make: Make, counted: Counted) -> None:

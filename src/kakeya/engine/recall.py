@@ -20,6 +20,7 @@ import numpy as np
 
 from kakeya.engine.slab import KVSlab, SlabPool, recalled_positions
 from kakeya.errors import InvalidArgument
+from kakeya.observer import SearchResult
 from kakeya.types import RecallQuery, TokenRange
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ class TurnRecall:
         log.error(
             "%s do not fit into %d slots; the session sees what it saw before", chosen, self._slab.recall
         )
-        sequence.observer.recall_searched(0.0, failed=True)
+        sequence.observer.recall_searched(0.0, SearchResult.FAILED)
         return self._before
 
 
@@ -343,11 +344,9 @@ class Recalls:
         # The newest token of the last answer is computed with this turn.
         start = max(sequence.recall.turn_from - 1, 0) if sequence.recall is not None else written
         at = start + max(0, end - TAIL - start) // self._grain * self._grain
-        return (
-            at
-            if self._any_cut and at > written
-            else written + max(0, at - written) // self._grain * self._grain
-        )
+        if self._any_cut and at > written:
+            return at
+        return written + max(0, at - written) // self._grain * self._grain
 
     def _query(self, sequence: "TokenSequence", session: SessionRecall, at: int) -> RecallQuery:
         slab, end = sequence.slab, len(sequence.tokens)
@@ -370,14 +369,15 @@ class Recalls:
         assert retriever is not None
 
         def search() -> None:
-            began, chosen, failed = time.perf_counter(), None, False
+            began, chosen = time.perf_counter(), None
             try:
                 chosen = _checked(retriever().choose(history, query), query) or None
+                result = SearchResult.NOTHING if chosen is None else SearchResult.FOUND
             except Exception:
                 log.exception("a search failed; the session goes on with what it had recalled before")
-                failed = True
+                result = SearchResult.FAILED
             seconds = time.perf_counter() - began
-            observer.recall_searched(seconds, failed=failed)
+            observer.recall_searched(seconds, result)
             recall.found(chosen, seconds)
             self._wake()
 
