@@ -1,6 +1,6 @@
 import pytest
 
-from kakeya.bench.recall.rows import Asked, Harm, RecallRow, Share, share_of
+from kakeya.bench.recall.rows import Asked, Harm, RecallRow, Share, least_share, share_of
 
 
 def test_a_share_has_wilsons_interval() -> None:
@@ -26,6 +26,14 @@ def test_a_row_tells_finding_and_answering_apart() -> None:
     assert (row.found, row.right_given_found, row.right) == (Share(2, 3), Share(1, 2), Share(2, 4))
     assert share_of([row, row], "recall", ["one fact"], "right") == 0.5
     assert share_of([row], "bounded", ["one fact"], "right") is None
+
+
+def test_the_worst_distance_is_not_made_good_by_others() -> None:
+    near = RecallRow("recall", "one fact", 1500, (Asked(True, True, "a"), Asked(True, False, "b")))
+    far = RecallRow("recall", "one fact", 9000, (Asked(True, True, "a"),) * 20)
+    assert share_of([near, far], "recall", ["one fact"], "right") == 21 / 22
+    assert least_share([near, far], "recall", ["one fact"], "right") == 0.5
+    assert least_share([near], "bounded", ["one fact"], "right") is None
 
 
 def test_harm_is_a_ratio_of_perplexities() -> None:

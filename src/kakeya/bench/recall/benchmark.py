@@ -18,7 +18,7 @@ from kakeya.bench.recall.asking import BOUNDED, MEMORIES, RECALL, WHOLE, near_ki
 from kakeya.bench.recall.costs import AGENTS, STREAMS, measure_harm, measure_streams, measure_turns
 from kakeya.bench.recall.material import KINDS
 from kakeya.bench.recall.reading import TAIL, Memory
-from kakeya.bench.recall.rows import Harm, RecallRow, SearchCost, StreamCost, TurnCost, share_of
+from kakeya.bench.recall.rows import Harm, RecallRow, SearchCost, StreamCost, TurnCost, least_share, share_of
 from kakeya.bench.recall.trials import trials_of
 from kakeya.bench.report import Gate, at_least, at_most, busy
 from kakeya.bench.stats import ratio
@@ -222,8 +222,8 @@ class RecallBench(Benchmark[RecallResults]):
         return CacheConfig(window=self.full_tokens + self.recall + 64 * 32 + 1024)
 
     def gates(self, results: RecallResults) -> list[Gate]:
-        """What the issue of forgetting is held to, over all distances."""
-        share = partial(share_of, results.rows, RECALL)
+        """What the issue of forgetting is held to, at every distance."""
+        share = partial(least_share, results.rows, RECALL)
         near = [
             share_of(results.rows, memory, [near_kind(material.EIGHT)], "right")
             for memory in (BOUNDED, WHOLE)

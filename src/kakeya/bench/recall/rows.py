@@ -130,3 +130,12 @@ def share_of(rows: Iterable[RecallRow], memory: str, kinds: Sequence[str], what:
     shares = [getattr(row, what) for row in rows if row.memory == memory and row.kind in kinds]
     trials = sum(each.trials for each in shares)
     return sum(each.count for each in shares) / trials if trials else None
+
+
+def least_share(rows: Iterable[RecallRow], memory: str, kinds: Sequence[str], what: str) -> float | None:
+    """At the worst of all distances of these kinds; None where nothing was asked."""
+    by_distance: dict[int, list[RecallRow]] = {}
+    for row in rows:
+        by_distance.setdefault(row.distance, []).append(row)
+    shares = [share_of(each, memory, kinds, what) for each in by_distance.values()]
+    return min((share for share in shares if share is not None), default=None)
