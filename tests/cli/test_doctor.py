@@ -13,7 +13,7 @@ import pytest
 
 import kakeya
 from kakeya.cli import doctor, findings
-from kakeya.cli.findings import Cache, Findings, Gpu, Kernels, Port, Torch
+from kakeya.cli.findings import Cache, Findings, Gpu, Kernels, Mlx, Port, Torch
 from kakeya.config import DEFAULT_MODEL
 from kakeya.types import BackendChoice
 from support.programs import Run
@@ -22,11 +22,12 @@ ROOT = Path(__file__).parents[2]
 FINE = Findings(
     system="Linux", python="3.11.7", cpu="A processor", cores=4, features=("avx2",),
     memory_bytes=16_000_000_000, free_memory_bytes=8_000_000_000, compiler="/usr/bin/c++",
-    nvidia_driver=False, torch=Torch("2.13.0", None, None, ()),
+    nvidia_driver=False, torch=Torch("2.13.0", None, None, ()), mlx=None,
     kernels=Kernels("native", "avx2", None), backend=BackendChoice.CPU,
     default_model_bytes=482_000_000, cache=Cache("/cache", True, 10**9, (DEFAULT_MODEL,)),
     ports=(Port("gRPC", "127.0.0.1:50051", True), Port("HTTP", "127.0.0.1:8000", True)), missing_packages=(),
 )  # fmt: skip
+NVIDIA = Torch("2.13.0", None, "13.0", (Gpu("NVIDIA H200", 150_000_000_000),))
 NO_KERNELS = Kernels("torch", None, "No module named 'kakeya.kernels._native'")
 Say = Callable[[Findings], tuple[int, str, dict[str, object]]]
 
@@ -88,15 +89,25 @@ def test_without_native_kernels(say: Say) -> None:
 
 
 def test_gpus(say: Say) -> None:
-    gpu = Torch("2.13.0", None, "13.0", (Gpu("NVIDIA H200", 150_000_000_000),))
-    _, text, told = say(replace(FINE, torch=gpu, backend=BackendChoice.CUDA, nvidia_driver=True))
+    _, text, told = say(replace(FINE, torch=NVIDIA, backend=BackendChoice.CUDA, nvidia_driver=True))
     assert told["runs"][0] == "--backend cuda: NVIDIA H200"
     assert "NVIDIA H200 with 150.0 GB" in text
     assert told["advice"] == []
     _, _, told = say(replace(FINE, nvidia_driver=True))
     assert "torch is built for no GPU and sees no device" in told["advice"][0]
-    _, _, told = say(replace(FINE, nvidia_driver=True, torch=replace(gpu, gpus=())))
+    _, _, told = say(replace(FINE, nvidia_driver=True, torch=replace(NVIDIA, gpus=())))
     assert "torch is built for CUDA 13.0 and sees no device" in told["advice"][0]
+
+
+def test_mlx(say: Say) -> None:
+    assert "mlx" not in say(FINE)[1]
+    _, text, told = say(replace(FINE, mlx=Mlx("0.32.4", None, "Apple M4")))
+    assert "mlx        0.32.4; Apple M4" in text
+    assert told["advice"] == ["to compute on this Apple M4: --backend mlx"]
+    _, text, told = say(replace(FINE, mlx=Mlx("0.32.4", None, None)))
+    assert "mlx        0.32.4; no GPU that it can use" in text
+    assert told["advice"] == []
+    assert "cannot be imported: no libmlx" in say(replace(FINE, mlx=Mlx("0.32.4", "no libmlx", None)))[1]
 
 
 def test_an_empty_cache_that_cannot_be_written(say: Say) -> None:
@@ -115,11 +126,26 @@ def test_ports_that_are_taken(say: Say) -> None:
 
 def test_every_extra_it_names_exists(say: Say) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    _, _, told = say(replace(FINE, missing_packages=tuple(doctor.EXTRAS)))
+    nvidia = replace(FINE, torch=NVIDIA, backend=BackendChoice.CUDA, nvidia_driver=True)
+    _, _, told = say(replace(nvidia, missing_packages=tuple(doctor.EXTRAS)))
     assert len(told["advice"]) == len(doctor.EXTRAS)
     for extra, _ in doctor.EXTRAS.values():
         assert extra in extras
         assert any(f"pip install 'kakeya[{extra}]'" in line for line in told["advice"])
+
+
+def test_triton_is_for_those_who_have_an_nvidia_gpu(say: Say) -> None:
+    assert say(replace(FINE, missing_packages=("triton",)))[2]["advice"] == []
+
+
+def test_every_extra_is_told_of(say: Say) -> None:
+    """By the guide all of them, by the verb those that a user misses at run time."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    users = extras.keys() - {"test", "dev"}
+    guide = (ROOT / "docs/guides/install.md").read_text()
+    assert [extra for extra in users if f"| `kakeya[{extra}]` |" not in guide] == []
+    # What these two bring is only a part of another extra, or for those who measure.
+    assert users == {extra for extra, _ in doctor.EXTRAS.values()} | {"train", "peers"}
 
 
 def test_it_fails_when_no_model_fits(say: Say) -> None:

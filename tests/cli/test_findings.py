@@ -3,8 +3,10 @@
 import os
 import socket
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 import torch
 
@@ -66,6 +68,23 @@ def test_torch_and_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
     assert findings.find_torch().gpus == (findings.Gpu("H200", 7),)
+
+
+def test_mlx_and_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu))
+    assert findings.find_mlx() == findings.Mlx(version("mlx"), None, None)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "Apple M4"})
+    assert findings.find_mlx() == findings.Mlx(version("mlx"), None, "Apple M4")
+
+
+def test_mlx_that_is_broken_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlx.core", None)
+    found = findings.find_mlx()
+    assert found is not None
+    assert "mlx.core" in (found.error or "")
+    monkeypatch.setattr(findings, "_is_installed", lambda module: False)
+    assert findings.find_mlx() is None
 
 
 def test_kernels_are_those_that_load() -> None:

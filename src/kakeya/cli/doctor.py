@@ -15,7 +15,7 @@ from kakeya.options import Json
 from kakeya.types import BackendChoice
 
 if TYPE_CHECKING:
-    from kakeya.cli.findings import Cache, Findings, Torch
+    from kakeya.cli.findings import Cache, Findings, Mlx, Torch
 
 # Extras of the package by the module that each brings, and what it is for. One for each optional feature.
 EXTRAS = {
@@ -23,7 +23,9 @@ EXTRAS = {
     "opentelemetry.sdk": ("otel", "traces of every generate"),
     "mlx": ("mlx", "--backend mlx on Apple silicon"),
     "ray": ("cluster", "sessions on many machines"),
+    "triton": ("cuda", "our kernels for NVIDIA GPUs"),
 }
+_FOR_NVIDIA = {"triton"}
 
 
 def register(app: typer.Typer) -> None:
@@ -96,7 +98,11 @@ def advice(found: "Findings") -> Iterator[str]:
         if not port.free:
             flag = "--bind" if port.use == "gRPC" else "--http"
             yield f"{port.address} is taken: give `kakeya serve` another {flag} HOST:PORT"
+    if found.mlx is not None and found.mlx.gpu is not None:
+        yield f"to compute on this {found.mlx.gpu}: --backend mlx"
     for module in found.missing_packages:
+        if module in _FOR_NVIDIA and not found.nvidia_driver:
+            continue
         extra, purpose = EXTRAS[module]
         yield f"for {purpose}: pip install 'kakeya[{extra}]'"
 
@@ -130,6 +136,8 @@ def _found(found: "Findings") -> Iterator[str]:
     yield f"processor  {found.cpu}, {found.cores} cores; {features}"
     yield f"memory     {human_bytes(found.free_memory_bytes)} free of {human_bytes(found.memory_bytes)}"
     yield f"torch      {_torch(found.torch)}"
+    if found.mlx is not None:
+        yield f"mlx        {_mlx(found.mlx)}"
     if found.kernels is not None:
         built = (
             f"native, {found.kernels.isa}" if found.kernels.isa else f"torch, since {found.kernels.reason}"
@@ -146,6 +154,12 @@ def _torch(torch: "Torch") -> str:
         return f"cannot be imported: {torch.error}"
     gpus = ", ".join(f"{gpu.name} with {human_bytes(gpu.memory_bytes)}" for gpu in torch.gpus)
     return f"{torch.version}; {gpus or f'no GPU that it can use on this {platform.machine()}'}"
+
+
+def _mlx(mlx: "Mlx") -> str:
+    if mlx.error is not None:
+        return f"cannot be imported: {mlx.error}"
+    return f"{mlx.version}; {mlx.gpu or 'no GPU that it can use'}"
 
 
 def _cache(cache: "Cache") -> str:

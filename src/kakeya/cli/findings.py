@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +54,15 @@ class Torch:
 
 
 @dataclass(frozen=True)
+class Mlx:
+    """What MLX is, and the GPU that it computes on. `error` is set where it cannot be imported."""
+
+    version: str
+    error: str | None
+    gpu: str | None
+
+
+@dataclass(frozen=True)
 class Kernels:
     """What computes on the CPU: `native` with an instruction set, or `torch` with the reason."""
 
@@ -94,6 +104,8 @@ class Findings:
     compiler: str | None
     nvidia_driver: bool
     torch: Torch
+    mlx: Mlx | None
+    """None where the package is not there."""
     kernels: Kernels | None
     """None where torch cannot be imported."""
     backend: BackendChoice | None
@@ -120,6 +132,7 @@ def look(optional_packages: Iterable[str] = ()) -> Findings:
         compiler=find_compiler(),
         nvidia_driver=shutil.which("nvidia-smi") is not None,
         torch=torch,
+        mlx=find_mlx(),
         kernels=find_kernels() if works else None,
         backend=_chosen_backend() if works else None,
         default_model_bytes=catalogue.CATALOGUE[DEFAULT_MODEL].memory_need(EngineConfig()).total,
@@ -168,6 +181,18 @@ def _gpus(torch: "ModuleType") -> tuple[Gpu, ...]:
         return ()
     properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return tuple(Gpu(each.name, each.total_memory) for each in properties)
+
+
+def find_mlx() -> Mlx | None:
+    """Import MLX, if it is there, and ask it for its device."""
+    if not _is_installed("mlx"):
+        return None
+    try:
+        import mlx.core as mx
+    except (ImportError, OSError) as error:
+        return Mlx(version("mlx"), _one_line(error), None)
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu
+    return Mlx(version("mlx"), None, str(mx.device_info()["device_name"]) if on_gpu else None)
 
 
 def find_kernels() -> Kernels:
