@@ -16,48 +16,13 @@ from kakeya.engine.stream import EventStream
 from kakeya.errors import StepFailed
 from kakeya.types import DoneEvent, Numerics, SamplingParams, StopReason, TokenEvent
 from support import tiny
+from support.constraints import EOS, Stairs
 from support.engines import GREEDY, FunctionProposer, say, tokens_of
 from support.reference import Oracle
 
 MakeEngine = Callable[..., Engine]
 PROMPT = [5, 9, 22, 13, 7]
-EOS = 1
 LIVELY = SamplingParams(temperature=20.0, seed=8)  # the tiny model repeats itself when it is cooler
-
-
-def mask_of(token_ids: Sequence[int]) -> bytes:
-    return sum(1 << token_id for token_id in set(token_ids)).to_bytes(tiny.VOCAB // 8 + 1, "little")
-
-
-class Stairs:
-    """Token i + 1 must differ by at most 9 from token i, going round; `length` tokens, then EOS."""
-
-    def __init__(self, length: int = 10**9, eos: int = EOS) -> None:
-        self.length = length
-        self.eos = eos
-        self.told: list[int] = []
-        self.asked: list[tuple[int, ...]] = []
-
-    def allowed_after(self, tokens: Sequence[int]) -> list[int]:
-        if len(tokens) >= self.length:
-            return [self.eos]
-        last = tokens[-1] if tokens else 30
-        steps = [(last + step) % tiny.VOCAB for step in range(-9, 10)]
-        return [token for token in steps if token != self.eos]
-
-    def masks(self, draft: Sequence[int]) -> list[bytes]:
-        self.asked.append(tuple(draft))
-        return [mask_of(self.allowed_after([*self.told, *draft[:row]])) for row in range(len(draft) + 1)]
-
-    def advance(self, token_ids: Sequence[int]) -> None:
-        self.told += token_ids
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.told) >= self.length
-
-    def obeyed_by(self, tokens: Sequence[int]) -> bool:
-        return all(token in self.allowed_after(tokens[:index]) for index, token in enumerate(tokens))
 
 
 def constrained(

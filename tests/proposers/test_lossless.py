@@ -30,7 +30,8 @@ from kakeya.types import (
     WeightFormat,
 )
 from support import tiny
-from support.engines import GREEDY, FunctionProposer, say
+from support.constraints import EOS, Stairs
+from support.engines import GREEDY, FunctionProposer, say, tokens_of
 from support.proposing import desk, proposing, remote, small_model as roomy_model
 
 PROMPT = [5, 9, 22, 13, 7, 5, 9, 22, 13, 40, 5, 9, 22]
@@ -142,6 +143,45 @@ def test_tokens_are_those_of_plain_decoding(
 ) -> None:
     """With their log-probabilities."""
     assert talk(engine, SAMPLINGS[sampling]) == plainly[sampling]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_grammar_allows_what_it_allows_in_plain_decoding(
+    plain: Engine, engine: Engine, sampling: str
+) -> None:
+    """A constraint with a state of its own, which drafts run ahead of, and which ends the answer."""
+
+    def talk(engine: Engine) -> list[list[TokenEvent]]:
+        sequence, said = engine.open("someone", [EOS]), []
+        for message in (PROMPT, [3, 4]):
+            engine.append(sequence, message)
+            stream = engine.generate(sequence, 40, SAMPLINGS[sampling], constraint=Stairs(20))
+            said.append([event for event in stream if isinstance(event, TokenEvent)])
+        engine.close(sequence)
+        for events in said:
+            tokens = [event.token_id for event in events]
+            assert (len(tokens), tokens[-1]) == (21, EOS)
+            assert Stairs(20).obeyed_by(tokens)
+        return said
+
+    assert talk(engine) == talk(plain)
+
+
+def test_choices_of_one_prompt_are_alike(plain: Engine, engine: Engine) -> None:
+    """Forks that wait for one of them to compute the prompt, which is longer than a slab."""
+
+    def talk(engine: Engine) -> list[list[int]]:
+        first = engine.open("someone", [])
+        engine.append(first, PROMPT * 4)
+        choices = [first, engine.fork(first), engine.fork(first)]
+        sampled = [SamplingParams(temperature=1.0, seed=seed) for seed in range(len(choices))]
+        streams = [engine.generate(each, 20, how) for each, how in zip(choices, sampled, strict=True)]
+        said = [tokens_of(stream) for stream in streams]
+        for each in choices:
+            engine.close(each)
+        return said
+
+    assert talk(engine) == talk(plain)
 
 
 def test_forks_and_imports_go_on_alike(plain: Engine, engine: Engine) -> None:
