@@ -35,6 +35,8 @@ def test_every_stream_has_a_reader_of_its_own(runtime: Runtime) -> None:
     assert [len(each) for each in times] == [3, 2]
     with pytest.raises(SessionNotFound):
         runtime.info(one)
+    with session(runtime) as empty:
+        assert runtime.info(empty).history_length == 0
 
 
 def test_streams_go_on_until_they_are_left(runtime: Runtime) -> None:
