@@ -57,6 +57,8 @@ class Chosen:
             raise self.answer
         return self.answer  # type: ignore[return-value]
 
+    nbytes = 0
+
     def fork(self) -> "Chosen":
         self.forks += 1
         return Chosen(self.answer)

@@ -11,7 +11,9 @@ import pytest
 from kakeya.config import CacheConfig, RuntimeConfig, StateConfig
 from kakeya.engine import recall as recall_module
 from kakeya.errors import InvalidArgument, StorageFailed
+from kakeya.recall.index import RecallIndex
 from kakeya.runtime import Runtime
+from kakeya.sessions.remembering import Remembering
 from kakeya.storage.files import Files
 from kakeya.types import DoneEvent, Numerics, SamplingParams, TokenEvent, TokenRange
 from support import tiny
@@ -82,6 +84,39 @@ def test_a_repeat_after_a_crash_names_nothing_twice(
     second.close_session(session)
     with pytest.raises(InvalidArgument, match="no slots"):
         second.recall(new_session(second), [TokenRange(0, 1)], request_id="r")
+
+
+@pytest.mark.parametrize("host_bytes", [0, 2**30])
+def test_a_sleeper_in_host_memory_keeps_its_index(
+    open_tiny: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_bytes: int
+) -> None:
+    config = replace(CONFIG, capacity=1)
+    runtime = open_tiny(config, settings=kept(tmp_path, host_tier_bytes=host_bytes))
+    told: list[int] = []
+    tell = Remembering._tell
+
+    def counted(it: Remembering, index: RecallIndex, token_ids: Sequence[int]) -> None:
+        told.append(len(token_ids))
+        tell(it, index, token_ids)
+
+    monkeypatch.setattr(Remembering, "_tell", counted)
+    first, second = (talked(runtime) for _ in range(2))
+    told.clear()
+    for _ in range(3):
+        for session in (first, second):
+            said(runtime, session, 2)
+            runtime.append(session, [9])
+    if host_bytes:
+        assert told == [6, 6, 3, 3, 3, 3]  # what each said and was told since its last turn
+        tiers = runtime.tiers()
+        assert tiers is not None
+        asleep = runtime._store.get(first, "local").asleep
+        assert asleep is not None
+        assert asleep.retriever is not None
+        assert asleep.retriever.nbytes > 0
+        assert tiers.host_bytes == asleep.bytes > asleep.state.storage.nbytes
+    else:
+        assert min(told) > 60
 
 
 # After a crash.

@@ -57,6 +57,13 @@ def test_what_is_to_be_remembered_comes_first() -> None:
     assert kept in remembering().choose(history, query(1000, remembered=(kept,)))
 
 
+def test_it_knows_what_it_takes() -> None:
+    memory = remembering()
+    assert memory.nbytes == 0
+    memory.choose(list(range(1000)), query(1000))
+    assert memory.nbytes > 0
+
+
 def test_a_fork_goes_on_by_itself() -> None:
     history = list(range(1, 1001))
     memory = remembering()

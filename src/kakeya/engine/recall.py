@@ -54,6 +54,10 @@ class Retriever(Protocol):
         `history` may grow meanwhile. Only the first `query.end` tokens count.
         """
 
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory, roughly while it is used."""
+
     def fork(self) -> "Retriever":
         """An independent copy, for a session that goes on from the same history."""
 

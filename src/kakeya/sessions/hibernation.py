@@ -157,7 +157,7 @@ class Hibernation:
                 return False  # the engine could not take it in
             raise
         try:
-            session.asleep = self._put_away(session, state, sequence.tokens, on_disk=on_disk)
+            session.asleep = self._put_away(session, sequence, state, on_disk=on_disk)
         except BaseException:
             self._moves.stay(sequence)
             raise
@@ -173,11 +173,11 @@ class Hibernation:
             self._leave_host(session)
 
     def _put_away(
-        self, session: Session, state: SequenceState, tokens: "array[int]", *, on_disk: bool
+        self, session: Session, sequence: TokenSequence, state: SequenceState, *, on_disk: bool
     ) -> Asleep:
-        eos, length = state.eos_token_ids, len(tokens)
-        asleep = Asleep(length, state.committed, state.sink, eos, self._geometry, state.recall)
-        in_host = replace(asleep, state=state, tokens=tokens)
+        tokens, eos = sequence.tokens, state.eos_token_ids
+        asleep = Asleep(len(tokens), state.committed, state.sink, eos, self._geometry, state.recall)
+        in_host = replace(asleep, state=state, tokens=tokens, retriever=_retriever_of(sequence))
         if not on_disk and self._take_host_room(session, in_host.bytes):
             try:
                 lifted = replace(in_host, state=self._moves.lift(state))
@@ -229,7 +229,7 @@ class Hibernation:
         if not self._shelf.is_saved(session, asleep.computed):
             self._shelf.save(session, asleep.state, asleep.tokens)
         self._shelf.settle(session, asleep.tokens)
-        session.asleep = replace(asleep, state=None, tokens=None)
+        session.asleep = replace(asleep, state=None, tokens=None, retriever=None)
         with self._lock:
             self._host.pop(session, None)
         self._recycle(session, asleep.state)
@@ -271,7 +271,8 @@ class Hibernation:
         if recall is not None and asleep.state is None:
             recall = self._read_recall(session, recall, state)
         prepare = partial(self._moves.prepare, session.owner, asleep.eos_token_ids, asleep.sink)
-        return self.with_slab(lambda: prepare(recall, self._retriever()))
+        retriever = asleep.retriever or self._retriever()
+        return self.with_slab(lambda: prepare(recall, retriever))
 
     def _read_recall(self, session: Session, known: RecallState, state: SequenceState | None) -> RecallState:
         """Of a session on the disk: what its slots hold, and the turns that are computed again. What a client
@@ -311,6 +312,13 @@ class Hibernation:
     def _recycle(self, session: Session, state: SequenceState) -> None:
         if not self._shelf.is_being_saved(session):
             self._moves.buffers.give_back(state.storage)
+
+
+def _retriever_of(sequence: TokenSequence) -> Retriever | None:
+    """What searches its past, if anything does."""
+    if sequence.recall is None or sequence.recall.retriever is None:
+        return None
+    return sequence.recall.retriever()
 
 
 def _has_failed(sequence: TokenSequence) -> bool:

@@ -41,6 +41,10 @@ class Remembering:
             remembered=query.remembered,
         )
 
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._index is None else self._index.nbytes
+
     def fork(self) -> "Remembering":
         return Remembering(self._language, None if self._index is None else self._index.fork())
 

@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
+from kakeya.engine.recall import Retriever
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import SlabGeometry
 from kakeya.engine.state import RecallState, SequenceState, recall_of
@@ -25,7 +26,8 @@ def check_label(label: str) -> None:
 
 @dataclass(frozen=True)
 class Asleep:
-    """A session without a slab: its `state` and `tokens` are in host memory, or both are on the disk."""
+    """A session without a slab: its `state` and `tokens` are in host memory, or both are on the disk. In host
+    memory it keeps what searches its past, too."""
 
     length: int
     computed: int
@@ -35,6 +37,7 @@ class Asleep:
     recall: RecallState | None = None
     state: SequenceState | None = None
     tokens: "array[int] | None" = None
+    retriever: Retriever | None = None
 
     @property
     def place(self) -> str:
@@ -46,7 +49,8 @@ class Asleep:
         if self.state is None or self.tokens is None:
             return 0
         drafts = sum(tensor.nbytes for tensor in self.state.draft.values())
-        return self.state.storage.nbytes + drafts + len(self.tokens) * self.tokens.itemsize
+        searching = 0 if self.retriever is None else self.retriever.nbytes
+        return self.state.storage.nbytes + drafts + len(self.tokens) * self.tokens.itemsize + searching
 
 
 @dataclass(eq=False)
