@@ -12,7 +12,7 @@ import torch
 from kakeya.engine import recall as recall_module
 from kakeya.engine.batch import RecallSegment, Segment
 from kakeya.engine.engine import Engine
-from kakeya.engine.recall import Retriever
+from kakeya.engine.recall import Retriever, Turn
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.stream import EventStream
 from kakeya.errors import InvalidArgument, InvariantViolation, SessionBusy, StateMismatch
@@ -379,6 +379,20 @@ def test_others_stream_while_a_search_takes_its_time(make: Make) -> None:
     retriever.may_answer.clear()
     waiting = engine.generate(sequence, 3, GREEDY)
     assert len(say(engine, other, [5], 40)) == 40
+    retriever.may_answer.set()
+    assert done_of(waiting).recalled == PAGES
+
+
+def test_a_turn_that_recalled_nothing_is_no_reason_to_wait_for_none(make: Make) -> None:
+    """It is computed again up to where the next one begins, which is still searched for."""
+    engine, retriever = make(), Chosen(PAGES)
+    sequence = talked(engine, retriever)
+    assert sequence.recall is not None
+    sequence.recall.past = (Turn(sequence.slab.written, ()),)
+    retriever.may_answer.clear()
+    waiting = engine.generate(sequence, 3, GREEDY)
+    assert len(say(engine, open_with_recall(engine), [5], 40)) == 40
+    assert sequence.recall.past == ()
     retriever.may_answer.set()
     assert done_of(waiting).recalled == PAGES
 

@@ -2,6 +2,7 @@
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -250,3 +251,19 @@ def test_a_cancel_while_the_past_is_computed_again(
     assert second.info(here).recalled == alone.info(there).recalled
     assert said(second, here, 4) == said(alone, there, 4)
     assert play(second, here, range(8, 11)) == play(alone, there, range(8, 11))
+
+
+def test_an_imported_session_is_soon_safe(open_tiny: Open, tmp_path: Path, crashed: Crashed) -> None:
+    """What its turns recalled, only its keys and values tell."""
+    alone = open_tiny(CONFIG)
+    there = new_session(alone, TEXT, recall_tokens=6)
+    play(alone, there, range(6))
+    first = open_tiny(CONFIG, settings=kept(tmp_path / "a"))
+    here, _ = first.import_bytes(bytearray(b"".join(alone.export_bytes(there))))
+    session, end = first._store.get(here, "local"), time.monotonic() + 20
+    while session.snapshot is None:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    second = open_tiny(CONFIG, settings=kept(crashed(tmp_path / "a", tmp_path / "b")))
+    assert second.info(here).recalled == alone.info(there).recalled
+    assert play(second, here, range(6, 10)) == play(alone, there, range(6, 10))

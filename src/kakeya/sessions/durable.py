@@ -139,6 +139,8 @@ class Durable(Keeping):
         kept = tokens if self._store.is_durable else ()
         session.history = self._store.add(self._stored(session, 0), kept, answer).result()
         self._tiers.came(session)
+        if tokens and session.recall is not None:
+            self._shelf.save_soon(session)  # nobody here knows what its turns recalled before
 
     def forked(self, session: Session, original: Session, call: Call) -> None:
         assert session.sequence is not None
