@@ -383,12 +383,13 @@ def test_others_stream_while_a_search_takes_its_time(make: Make) -> None:
     assert done_of(waiting).recalled == PAGES
 
 
-def test_a_turn_that_recalled_nothing_is_no_reason_to_wait_for_none(make: Make) -> None:
-    """It is computed again up to where the next one begins, which is still searched for."""
+@pytest.mark.parametrize("seen", [PAGES, ()])
+def test_the_past_is_computed_again_while_a_turn_is_searched_for(make: Make, seen: object) -> None:
+    """Up to where the turn sees what it will find, be it the same place."""
     engine, retriever = make(), Chosen(PAGES)
     sequence = talked(engine, retriever)
     assert sequence.recall is not None
-    sequence.recall.past = (Turn(sequence.slab.written, ()),)
+    sequence.recall.past = (Turn(sequence.slab.written, seen),)
     retriever.may_answer.clear()
     waiting = engine.generate(sequence, 3, GREEDY)
     assert len(say(engine, open_with_recall(engine), [5], 40)) == 40

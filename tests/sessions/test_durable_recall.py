@@ -267,3 +267,19 @@ def test_an_imported_session_is_soon_safe(open_tiny: Open, tmp_path: Path, crash
     second = open_tiny(CONFIG, settings=kept(crashed(tmp_path / "a", tmp_path / "b")))
     assert second.info(here).recalled == alone.info(there).recalled
     assert play(second, here, range(6, 10)) == play(alone, there, range(6, 10))
+
+
+def test_a_turn_of_which_nothing_was_taken_is_not_stored(open_tiny: Open, tmp_path: Path) -> None:
+    runtime = open_tiny(CONFIG, settings=kept(tmp_path))
+    session = talked(runtime)
+    history = runtime._store.get(session, "local").history
+    store = runtime._keeping._store
+    before = store.turns_of(history)
+    stream = runtime.generate(session, 4, SEEDED)
+    while not stream.unread or store.turns_of(history) == before:
+        time.sleep(0.001)
+    stream.cancel()
+    runtime.append(session, [])
+    assert store.turns_of(history) == before
+    said(runtime, session, 4)
+    assert len(store.turns_of(history)) == len(before) + 1
