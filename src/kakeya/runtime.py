@@ -459,6 +459,12 @@ class Runtime:
         """What each owner uses here. Tokens are all that it spent since the process began."""
         return self._limits.usage()
 
+    def learn_proposers(self, addresses: Sequence[str]) -> None:
+        """Where all remote proposers are now. Without any from the start there is nobody to learn it."""
+        for proposer in self._proposers:
+            if isinstance(proposer, WorksAhead):
+                proposer.learn(addresses)
+
     def count_elsewhere(self, usage: Mapping[str, OwnerUsage]) -> None:
         """Let quotas count what owners use at other servers; tokens are those spent since the last call."""
         self._limits.count_elsewhere(usage)

@@ -150,6 +150,9 @@ def test_the_list_has_homes_and_proposers() -> None:
         listed.drain("h-1", draining)
         assert [home.draining for home in pb.View.FromString(listed.view()).homes] == [draining]
     listed.propose("h", "here:1")
+    for group, found in (("h", ["here:1"]), ("other", []), ("", [])):
+        told = listed.report(pb.Home(name="h-1", epoch=2).SerializeToString(), group)
+        assert list(pb.View.FromString(told).proposers) == found
     assert (listed.proposers("h"), listed.proposers("other")) == (["here:1"], [])
     listed.remove("h-1")
     assert not pb.View.FromString(listed.view()).homes

@@ -182,3 +182,16 @@ def caplog_free() -> ExitStack:
     stack.callback(log.setLevel, log.level)
     log.setLevel(logging.CRITICAL)
     return stack
+
+
+def test_peers_come_and_go_as_they_are_learnt_of(opened: ExitStack, quick: None) -> None:
+    first, later = ExitStack(), opened.enter_context(silent().listening())
+    address = first.enter_context(silent().listening())
+    peers = open_peers(opened, address)
+    assert peers.line is not None
+    peers.learn([later])
+    until(lambda: {peer.address for peer in peers._peers} == {address, later})  # it still answers
+    peers.learn([])
+    first.close()
+    until(lambda: peers.line is not None and peers.line.address == later)
+    until(lambda: [peer.address for peer in peers._peers] == [later])

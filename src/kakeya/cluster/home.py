@@ -73,6 +73,7 @@ class HomeService(cluster_pb2_grpc.HomeServiceServicer):
             self._homes = {home.name: home for home in request.view.homes}
             self._list = request.view.list
             runtime.count_elsewhere(self._used_elsewhere())
+            runtime.learn_proposers(request.view.proposers)
             return pb.BeatResponse(home=await self.looks.call(self._describe, runtime))
 
     async def GetView(self, request: pb.GetViewRequest, context: Context) -> pb.GetViewResponse:

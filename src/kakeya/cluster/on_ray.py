@@ -77,8 +77,11 @@ class RegistryActor:
         self._secret = secret
         self._registry = Registry()
 
-    def report(self, home: bytes) -> bytes:
-        return self._registry.report(pb.Home.FromString(home)).SerializeToString()
+    def report(self, home: bytes, group: str = "") -> bytes:
+        """A sign of life of a home; who is there, and who proposes for its group."""
+        view = self._registry.report(pb.Home.FromString(home))
+        view.proposers.extend(self._registry.proposers(group))
+        return view.SerializeToString()
 
     def view(self) -> bytes:
         return self._registry.view().SerializeToString()
@@ -155,7 +158,9 @@ class HomeActor:
         if self._registry is None:
             self._registry = ray.get_actor(_REGISTRY, NAMESPACE)
         try:
-            told = ray.get(self._registry.report.remote(home.SerializeToString()), timeout=_ASK_S)
+            told = ray.get(
+                self._registry.report.remote(home.SerializeToString(), self._group.name), timeout=_ASK_S
+            )
         except Exception:
             self._registry = None
             raise

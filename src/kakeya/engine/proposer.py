@@ -72,6 +72,9 @@ class WorksAhead:
     def expect(self, request: DraftRequest) -> None:
         """A generate begins: what is in its history can be read while the verifier reads it."""
 
+    def learn(self, addresses: Sequence[str]) -> None:
+        """Where all those are that could guess. May be called from any thread."""
+
     def close(self) -> None:
         """The runtime is closed: give back what is not memory. May be called again."""
 

@@ -182,8 +182,9 @@ class Peers:
         self._verifier = verifier
         key = calling.api_key
         self._metadata = () if key is None else (("authorization", f"Bearer {key}"),)
-        tls = tls_to(calling.authority, calling.cert, calling.key)
-        self._peers = [Peer(address, dial(address, tls, Retry(), Keepalive())) for address in addresses]
+        self._tls = tls_to(calling.authority, calling.cert, calling.key)
+        self._peers = [self._peer(address) for address in addresses]
+        self._listed = frozenset(addresses)
         self.line: Line | None = None
         self.hidden_layers: tuple[int, ...] = ()
         self._closed = False
@@ -196,6 +197,16 @@ class Peers:
             raise
         self._choose()
         self._thread.start()
+
+    def learn(self, addresses: Sequence[str]) -> None:
+        """Look at these from now on, and no more at others once they do not answer. From any thread.
+
+        None at all tells nothing: whoever lists them has begun anew.
+        """
+        listed = frozenset(addresses)
+        if listed and listed != self._listed:
+            self._listed = listed
+            self._changed.set()
 
     def close(self) -> None:
         """End the line and stop looking. May be called again."""
@@ -245,6 +256,9 @@ class Peers:
             fault, pause = f"{error.code().name}: {error.details()}", None
             peer.failed(*(meaning, _DISTRUST_SECONDS) if meaning else (fault, pause))
 
+    def _peer(self, address: str) -> Peer:
+        return Peer(address, dial(address, self._tls, Retry(), Keepalive()))
+
     # The thread that keeps looking.
 
     def _keep(self) -> None:
@@ -253,10 +267,25 @@ class Peers:
             self._changed.clear()
             if not self._closed:
                 self._note_broken_line()
+                self._meet()
                 for peer in self._peers:
                     if peer.due <= time.monotonic() and not self._closed:
                         self._look_again(peer)
                 self._choose()
+
+    def _meet(self) -> None:
+        """Those that were learnt of come, and those go that are listed no more and do not answer."""
+        listed, used = self._listed, None if self.line is None else self.line.address
+        gone = [
+            peer
+            for peer in self._peers
+            if peer.address not in listed and peer.round_trip is None and peer.address != used
+        ]
+        known = {peer.address for peer in self._peers}
+        come = [self._peer(address) for address in sorted(listed - known)]
+        self._peers = [*(peer for peer in self._peers if peer not in gone), *come]
+        for peer in gone:
+            peer.channel.close()
 
     def _next_due(self) -> float:
         return max(0.0, min(peer.due for peer in self._peers) - time.monotonic())

@@ -260,6 +260,9 @@ class RemoteProposer(WorksAhead):
             _state(request).left_at = now
         return [_state(request).guess(request.tokens)[: request.limit] for request in requests]
 
+    def learn(self, addresses: Sequence[str]) -> None:
+        self._peers.learn(addresses)
+
     def close(self) -> None:
         self._peers.close()
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kakeya/wire/cluster.proto\x12\tkakeya.v1\"@\n\nOwnerUsage\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\x10\n\x08requests\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\"\xc7\x03\n\x04Home\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08http_url\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\r\n\x05slabs\x18\x07 \x01(\r\x12\x12\n\nfree_slabs\x18\x08 \x01(\r\x12\x15\n\rmost_sessions\x18\t \x01(\r\x12\x10\n\x08sessions\x18\n \x01(\r\x12\x0f\n\x07running\x18\x0b \x01(\r\x12\x0f\n\x07waiting\x18\x0c \x01(\r\x12\x0e\n\x06labels\x18\r \x03(\t\x12\x10\n\x08\x64raining\x18\x0e \x01(\x08\x12)\n\x05usage\x18\x0f \x03(\x0b\x32\x1a.kakeya.v1.Home.UsageEntry\x12\x15\n\rheld_sessions\x18\x10 \x01(\r\x12\x15\n\rsession_bytes\x18\x11 \x01(\x04\x12\x0e\n\x06silent\x18\x12 \x01(\x08\x12\r\n\x05shape\x18\x13 \x01(\t\x12\x15\n\rqueue_seconds\x18\x14 \x01(\x01\x1a\x43\n\nUsageEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.kakeya.v1.OwnerUsage:\x02\x38\x01\"4\n\x04View\x12\x1e\n\x05homes\x18\x01 \x03(\x0b\x32\x0f.kakeya.v1.Home\x12\x0c\n\x04list\x18\x02 \x01(\t\",\n\x0b\x42\x65\x61tRequest\x12\x1d\n\x04view\x18\x01 \x01(\x0b\x32\x0f.kakeya.v1.View\"-\n\x0c\x42\x65\x61tResponse\x12\x1d\n\x04home\x18\x01 \x01(\x0b\x32\x0f.kakeya.v1.Home\"\x10\n\x0eGetViewRequest\"0\n\x0fGetViewResponse\x12\x1d\n\x04view\x18\x01 \x01(\x0b\x32\x0f.kakeya.v1.View\"]\n\x10ListOwnedRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x15\n\rcreated_after\x18\x03 \x01(\x01\x12\x10\n\x08\x61\x66ter_id\x18\x04 \x01(\t\"=\n\x05Owned\x12\x12\n\ncreated_at\x18\x01 \x01(\x01\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0c\n\x04info\x18\x03 \x01(\x0c\"I\n\x11ListOwnedResponse\x12\"\n\x08sessions\x18\x01 \x03(\x0b\x32\x10.kakeya.v1.Owned\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"\x14\n\x12ListMovableRequest\".\n\x07Movable\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0f\n\x07working\x18\x02 \x01(\x08\"N\n\x13ListMovableResponse\x12$\n\x08sessions\x18\x01 \x03(\x0b\x32\x12.kakeya.v1.Movable\x12\x11\n\tdocuments\x18\x02 \x01(\r\"P\n\x12MoveSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x16\n\x0etarget_address\x18\x03 \x01(\t\"$\n\x13MoveSessionResponse\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\"\x1d\n\rTakeInRequest\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"$\n\x0eTakeInResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\"4\n\x0fWasTakenRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"!\n\x10WasTakenResponse\x12\r\n\x05taken\x18\x01 \x01(\x08\"(\n\x12\x46indSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"5\n\x13\x46indSessionResponse\x12\x0c\n\x04here\x18\x01 \x01(\x08\x12\x10\n\x08moved_to\x18\x02 \x01(\t2\xc0\x04\n\x0bHomeService\x12\x37\n\x04\x42\x65\x61t\x12\x16.kakeya.v1.BeatRequest\x1a\x17.kakeya.v1.BeatResponse\x12@\n\x07GetView\x12\x19.kakeya.v1.GetViewRequest\x1a\x1a.kakeya.v1.GetViewResponse\x12\x46\n\tListOwned\x12\x1b.kakeya.v1.ListOwnedRequest\x1a\x1c.kakeya.v1.ListOwnedResponse\x12L\n\x0bListMovable\x12\x1d.kakeya.v1.ListMovableRequest\x1a\x1e.kakeya.v1.ListMovableResponse\x12L\n\x0bMoveSession\x12\x1d.kakeya.v1.MoveSessionRequest\x1a\x1e.kakeya.v1.MoveSessionResponse\x12?\n\x06TakeIn\x12\x18.kakeya.v1.TakeInRequest\x1a\x19.kakeya.v1.TakeInResponse(\x01\x12\x43\n\x08WasTaken\x12\x1a.kakeya.v1.WasTakenRequest\x1a\x1b.kakeya.v1.WasTakenResponse\x12L\n\x0b\x46indSession\x12\x1d.kakeya.v1.FindSessionRequest\x1a\x1e.kakeya.v1.FindSessionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kakeya/wire/cluster.proto\x12\tkakeya.v1\"@\n\nOwnerUsage\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\x10\n\x08requests\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\"\xc7\x03\n\x04Home\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08http_url\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\r\n\x05slabs\x18\x07 \x01(\r\x12\x12\n\nfree_slabs\x18\x08 \x01(\r\x12\x15\n\rmost_sessions\x18\t \x01(\r\x12\x10\n\x08sessions\x18\n \x01(\r\x12\x0f\n\x07running\x18\x0b \x01(\r\x12\x0f\n\x07waiting\x18\x0c \x01(\r\x12\x0e\n\x06labels\x18\r \x03(\t\x12\x10\n\x08\x64raining\x18\x0e \x01(\x08\x12)\n\x05usage\x18\x0f \x03(\x0b\x32\x1a.kakeya.v1.Home.UsageEntry\x12\x15\n\rheld_sessions\x18\x10 \x01(\r\x12\x15\n\rsession_bytes\x18\x11 \x01(\x04\x12\x0e\n\x06silent\x18\x12 \x01(\x08\x12\r\n\x05shape\x18\x13 \x01(\t\x12\x15\n\rqueue_seconds\x18\x14 \x01(\x01\x1a\x43\n\nUsageEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.kakeya.v1.OwnerUsage:\x02\x38\x01\"G\n\x04View\x12\x1e\n\x05homes\x18\x01 \x03(\x0b\x32\x0f.kakeya.v1.Home\x12\x0c\n\x04list\x18\x02 \x01(\t\x12\x11\n\tproposers\x18\x03 \x03(\t\",\n\x0b\x42\x65\x61tRequest\x12\x1d\n\x04view\x18\x01 \x01(\x0b\x32\x0f.kakeya.v1.View\"-\n\x0c\x42\x65\x61tResponse\x12\x1d\n\x04home\x18\x01 \x01(\x0b\x32\x0f.kakeya.v1.Home\"\x10\n\x0eGetViewRequest\"0\n\x0fGetViewResponse\x12\x1d\n\x04view\x18\x01 \x01(\x0b\x32\x0f.kakeya.v1.View\"]\n\x10ListOwnedRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x15\n\rcreated_after\x18\x03 \x01(\x01\x12\x10\n\x08\x61\x66ter_id\x18\x04 \x01(\t\"=\n\x05Owned\x12\x12\n\ncreated_at\x18\x01 \x01(\x01\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0c\n\x04info\x18\x03 \x01(\x0c\"I\n\x11ListOwnedResponse\x12\"\n\x08sessions\x18\x01 \x03(\x0b\x32\x10.kakeya.v1.Owned\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"\x14\n\x12ListMovableRequest\".\n\x07Movable\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0f\n\x07working\x18\x02 \x01(\x08\"N\n\x13ListMovableResponse\x12$\n\x08sessions\x18\x01 \x03(\x0b\x32\x12.kakeya.v1.Movable\x12\x11\n\tdocuments\x18\x02 \x01(\r\"P\n\x12MoveSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x16\n\x0etarget_address\x18\x03 \x01(\t\"$\n\x13MoveSessionResponse\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\"\x1d\n\rTakeInRequest\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"$\n\x0eTakeInResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\"4\n\x0fWasTakenRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"!\n\x10WasTakenResponse\x12\r\n\x05taken\x18\x01 \x01(\x08\"(\n\x12\x46indSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"5\n\x13\x46indSessionResponse\x12\x0c\n\x04here\x18\x01 \x01(\x08\x12\x10\n\x08moved_to\x18\x02 \x01(\t2\xc0\x04\n\x0bHomeService\x12\x37\n\x04\x42\x65\x61t\x12\x16.kakeya.v1.BeatRequest\x1a\x17.kakeya.v1.BeatResponse\x12@\n\x07GetView\x12\x19.kakeya.v1.GetViewRequest\x1a\x1a.kakeya.v1.GetViewResponse\x12\x46\n\tListOwned\x12\x1b.kakeya.v1.ListOwnedRequest\x1a\x1c.kakeya.v1.ListOwnedResponse\x12L\n\x0bListMovable\x12\x1d.kakeya.v1.ListMovableRequest\x1a\x1e.kakeya.v1.ListMovableResponse\x12L\n\x0bMoveSession\x12\x1d.kakeya.v1.MoveSessionRequest\x1a\x1e.kakeya.v1.MoveSessionResponse\x12?\n\x06TakeIn\x12\x18.kakeya.v1.TakeInRequest\x1a\x19.kakeya.v1.TakeInResponse(\x01\x12\x43\n\x08WasTaken\x12\x1a.kakeya.v1.WasTakenRequest\x1a\x1b.kakeya.v1.WasTakenResponse\x12L\n\x0b\x46indSession\x12\x1d.kakeya.v1.FindSessionRequest\x1a\x1e.kakeya.v1.FindSessionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,43 +40,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HOME_USAGEENTRY']._serialized_start=495
   _globals['_HOME_USAGEENTRY']._serialized_end=562
   _globals['_VIEW']._serialized_start=564
-  _globals['_VIEW']._serialized_end=616
-  _globals['_BEATREQUEST']._serialized_start=618
-  _globals['_BEATREQUEST']._serialized_end=662
-  _globals['_BEATRESPONSE']._serialized_start=664
-  _globals['_BEATRESPONSE']._serialized_end=709
-  _globals['_GETVIEWREQUEST']._serialized_start=711
-  _globals['_GETVIEWREQUEST']._serialized_end=727
-  _globals['_GETVIEWRESPONSE']._serialized_start=729
-  _globals['_GETVIEWRESPONSE']._serialized_end=777
-  _globals['_LISTOWNEDREQUEST']._serialized_start=779
-  _globals['_LISTOWNEDREQUEST']._serialized_end=872
-  _globals['_OWNED']._serialized_start=874
-  _globals['_OWNED']._serialized_end=935
-  _globals['_LISTOWNEDRESPONSE']._serialized_start=937
-  _globals['_LISTOWNEDRESPONSE']._serialized_end=1010
-  _globals['_LISTMOVABLEREQUEST']._serialized_start=1012
-  _globals['_LISTMOVABLEREQUEST']._serialized_end=1032
-  _globals['_MOVABLE']._serialized_start=1034
-  _globals['_MOVABLE']._serialized_end=1080
-  _globals['_LISTMOVABLERESPONSE']._serialized_start=1082
-  _globals['_LISTMOVABLERESPONSE']._serialized_end=1160
-  _globals['_MOVESESSIONREQUEST']._serialized_start=1162
-  _globals['_MOVESESSIONREQUEST']._serialized_end=1242
-  _globals['_MOVESESSIONRESPONSE']._serialized_start=1244
-  _globals['_MOVESESSIONRESPONSE']._serialized_end=1280
-  _globals['_TAKEINREQUEST']._serialized_start=1282
-  _globals['_TAKEINREQUEST']._serialized_end=1311
-  _globals['_TAKEINRESPONSE']._serialized_start=1313
-  _globals['_TAKEINRESPONSE']._serialized_end=1349
-  _globals['_WASTAKENREQUEST']._serialized_start=1351
-  _globals['_WASTAKENREQUEST']._serialized_end=1403
-  _globals['_WASTAKENRESPONSE']._serialized_start=1405
-  _globals['_WASTAKENRESPONSE']._serialized_end=1438
-  _globals['_FINDSESSIONREQUEST']._serialized_start=1440
-  _globals['_FINDSESSIONREQUEST']._serialized_end=1480
-  _globals['_FINDSESSIONRESPONSE']._serialized_start=1482
-  _globals['_FINDSESSIONRESPONSE']._serialized_end=1535
-  _globals['_HOMESERVICE']._serialized_start=1538
-  _globals['_HOMESERVICE']._serialized_end=2114
+  _globals['_VIEW']._serialized_end=635
+  _globals['_BEATREQUEST']._serialized_start=637
+  _globals['_BEATREQUEST']._serialized_end=681
+  _globals['_BEATRESPONSE']._serialized_start=683
+  _globals['_BEATRESPONSE']._serialized_end=728
+  _globals['_GETVIEWREQUEST']._serialized_start=730
+  _globals['_GETVIEWREQUEST']._serialized_end=746
+  _globals['_GETVIEWRESPONSE']._serialized_start=748
+  _globals['_GETVIEWRESPONSE']._serialized_end=796
+  _globals['_LISTOWNEDREQUEST']._serialized_start=798
+  _globals['_LISTOWNEDREQUEST']._serialized_end=891
+  _globals['_OWNED']._serialized_start=893
+  _globals['_OWNED']._serialized_end=954
+  _globals['_LISTOWNEDRESPONSE']._serialized_start=956
+  _globals['_LISTOWNEDRESPONSE']._serialized_end=1029
+  _globals['_LISTMOVABLEREQUEST']._serialized_start=1031
+  _globals['_LISTMOVABLEREQUEST']._serialized_end=1051
+  _globals['_MOVABLE']._serialized_start=1053
+  _globals['_MOVABLE']._serialized_end=1099
+  _globals['_LISTMOVABLERESPONSE']._serialized_start=1101
+  _globals['_LISTMOVABLERESPONSE']._serialized_end=1179
+  _globals['_MOVESESSIONREQUEST']._serialized_start=1181
+  _globals['_MOVESESSIONREQUEST']._serialized_end=1261
+  _globals['_MOVESESSIONRESPONSE']._serialized_start=1263
+  _globals['_MOVESESSIONRESPONSE']._serialized_end=1299
+  _globals['_TAKEINREQUEST']._serialized_start=1301
+  _globals['_TAKEINREQUEST']._serialized_end=1330
+  _globals['_TAKEINRESPONSE']._serialized_start=1332
+  _globals['_TAKEINRESPONSE']._serialized_end=1368
+  _globals['_WASTAKENREQUEST']._serialized_start=1370
+  _globals['_WASTAKENREQUEST']._serialized_end=1422
+  _globals['_WASTAKENRESPONSE']._serialized_start=1424
+  _globals['_WASTAKENRESPONSE']._serialized_end=1457
+  _globals['_FINDSESSIONREQUEST']._serialized_start=1459
+  _globals['_FINDSESSIONREQUEST']._serialized_end=1499
+  _globals['_FINDSESSIONRESPONSE']._serialized_start=1501
+  _globals['_FINDSESSIONRESPONSE']._serialized_end=1554
+  _globals['_HOMESERVICE']._serialized_start=1557
+  _globals['_HOMESERVICE']._serialized_end=2133
 # @@protoc_insertion_point(module_scope)

@@ -68,12 +68,14 @@ class Home(_message.Message):
     def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., http_url: _Optional[str] = ..., epoch: _Optional[int] = ..., node: _Optional[str] = ..., model: _Optional[str] = ..., slabs: _Optional[int] = ..., free_slabs: _Optional[int] = ..., most_sessions: _Optional[int] = ..., sessions: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., draining: _Optional[bool] = ..., usage: _Optional[_Mapping[str, OwnerUsage]] = ..., held_sessions: _Optional[int] = ..., session_bytes: _Optional[int] = ..., silent: _Optional[bool] = ..., shape: _Optional[str] = ..., queue_seconds: _Optional[float] = ...) -> None: ...
 
 class View(_message.Message):
-    __slots__ = ("homes", "list")
+    __slots__ = ("homes", "list", "proposers")
     HOMES_FIELD_NUMBER: _ClassVar[int]
     LIST_FIELD_NUMBER: _ClassVar[int]
+    PROPOSERS_FIELD_NUMBER: _ClassVar[int]
     homes: _containers.RepeatedCompositeFieldContainer[Home]
     list: str
-    def __init__(self, homes: _Optional[_Iterable[_Union[Home, _Mapping]]] = ..., list: _Optional[str] = ...) -> None: ...
+    proposers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, homes: _Optional[_Iterable[_Union[Home, _Mapping]]] = ..., list: _Optional[str] = ..., proposers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BeatRequest(_message.Message):
     __slots__ = ("view",)
