@@ -108,6 +108,18 @@ def test_four_sessions_travel_at_once(town: Town, monkeypatch: pytest.MonkeyPatc
     assert list(Moving(SECRET).carry_out(moves, homes)) == list(range(8))
 
 
+def test_a_move_of_which_nobody_knows_holds_up_no_other(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    def move(calls: HomeCalls, session_id: str, target: pb.Home) -> int:
+        if session_id == "lost":
+            raise Unavailable("it broke off")
+        return 7
+
+    monkeypatch.setattr(HomeCalls, "move", move)
+    homes = {home.name: home for home in town.beat().homes}
+    moves = [Move(name, "a", "b", 1) for name in ("lost", "found")]
+    assert list(Moving(SECRET).carry_out(moves, homes)) == [None, 7]
+
+
 def test_full_homes_give_a_few_sessions_to_empty_ones(town: Town) -> None:
     for _ in range(4):
         town.homes["a"].runtime.create_session()

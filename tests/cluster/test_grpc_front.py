@@ -10,6 +10,7 @@ import pytest
 
 from kakeya.client import AsyncClient, AsyncSession
 from kakeya.cluster.calling import Draining, HomeCalls
+from kakeya.cluster.homes import Link
 from kakeya.cluster.members import home_in
 from kakeya.dialing import Retry
 from kakeya.errors import InvalidArgument, SessionNotFound
@@ -288,6 +289,7 @@ def test_a_fork_that_finds_its_home_full_is_made_at_another(model: Path, tmp_pat
             assert (home_in(forks[0].session_id), forks[0].history_length) == ("b", 23)
             assert town.homes["b"].runtime.session_ids() == [forks[0].session_id]
             twin = client.session(forks[0].session_id)
+            await refused_forks(front, session.session_id, talking[0].session_id)
             answers = [await said(twin, 20, 2), await said(session, 20, 2)]
             assert answers[0] == answers[1]
             assert first + answers[0] == alone(model, PROMPTS[0], (20, 1), (20, 2))
@@ -296,6 +298,27 @@ def test_a_fork_that_finds_its_home_full_is_made_at_another(model: Path, tmp_pat
             await asyncio.gather(*streams, return_exceptions=True)
 
         played(front, scenario)
+
+
+async def refused_forks(front: FrontHere, resting: str, working: str) -> None:
+    """What the home says that gives the state or the one that would take it is told."""
+    reach_beside = front.homes.reach_beside
+
+    async def unfit(name: str, owner: str, request_id: str) -> Link:
+        return await front.homes.reach("wide")
+
+    with connected(front.address) as stub:
+        asked = runtime_pb2.ForkSessionRequest(session_id=resting)
+        front.homes.reach_beside = unfit  # type: ignore[method-assign]
+        with pytest.raises(grpc.RpcError, match="another cache geometry"):
+            await asyncio.to_thread(stub.ForkSession, asked)
+        front.homes.reach_beside = reach_beside  # type: ignore[method-assign]
+        again = runtime_pb2.ForkSessionRequest(session_id=working, request_id="again")
+        with pytest.raises(grpc.RpcError, match="generating") as refused:
+            await asyncio.to_thread(stub.ForkSession, again)
+        assert refused.value.code() is grpc.StatusCode.ABORTED
+        unnamed = await asyncio.to_thread(stub.ForkSession, asked)
+        assert home_in(unnamed.session_id) == "b"
 
 
 async def known(front: FrontHere, name: str) -> None:
