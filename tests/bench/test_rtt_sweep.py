@@ -12,15 +12,16 @@ from kakeya.bench.registry import shown
 from kakeya.bench.report import Report, as_json
 from kakeya.bench.rtt_sweep import Curve, Distance, curves
 from kakeya.bench.runner import main_chart
-from kakeya.bench.speculation import NOT_MEASURED, Speculation, SpeculationResults
+from kakeya.bench.speculation import NOT_MEASURED, TIES, Speculation, SpeculationResults
 from kakeya.bench.stats import Samples
 from kakeya.bench.tables import Table
 from kakeya.errors import ConfigError
 from kakeya.options import EngineOptions
+from kakeya.types import BackendChoice
 
 
 def at(rtt_ms: int, ahead: float, needed: float = 1.0, **changes: Any) -> Distance:
-    given = {"accepted": 30, "proposed": 40, "tokens": 90, "same": 1.0}
+    given = {"accepted": 30, "proposed": 40, "tokens": 90, "same": 1.0, "co_located": Samples((15.0,))}
     speeds = [Samples((10.0,)), Samples((10.0 * ahead,)), Samples((10.0 * needed,))]
     return Distance("ngram", "code", rtt_ms, *speeds, **(given | changes))
 
@@ -47,15 +48,22 @@ def test_where_it_ceases_to_gain(speeds: dict[int, float], expected: float | Non
 def test_a_row_knows_its_figures() -> None:
     row = at(5, 1.5, 1.2)
     assert (row.speedup_ahead, row.speedup_when_needed) == (pytest.approx(1.5), pytest.approx(1.2))
+    assert (row.speedup_co_located, row.of_co_located) == (pytest.approx(1.5), pytest.approx(1.0))
     assert (row.acceptance, row.tokens_a_step) == (0.75, 1.5)
     assert at(5, 1.0, proposed=0).acceptance is None
 
 
 def test_the_distance_may_cost_little() -> None:
     assert gates_of(at(0, 1.5), at(5, 1.4), at(150, 1.0)) == [True, True, True, True, True]
+    slow_relay = gates_of(at(0, 1.0), at(5, 1.0), at(150, 1.0))
+    assert slow_relay == [False, True, True, True, True], "at no distance it is as slow"
+    assert gates_of(at(5, 1.4, co_located=Samples()))[0] is None, "as in reports from before it was measured"
     assert gates_of(at(0, 1.5), at(5, 1.3), at(60, 0.9, same=0.5)) == [False, False, False, False, True]
     assert gates_of(at(0, 1.5), share=0.5) == [None, None, None, True, False]
     assert gates_of() == [None, None, None, None, True]
+    in_fast = Speculation(rtt_sweep=True, backend=BackendChoice.CUDA)
+    *_, same, _ = in_fast.gates(SpeculationResults([], [at(0, 1.5, same=0.5)], bystanders_share=0.0))
+    assert (same.passed, same.reason) == (None, TIES)
     reasons = [gate.reason for gate in rtt_sweep.gates([], None, NOT_MEASURED)]
     assert reasons[0] == NOT_MEASURED
 
@@ -99,7 +107,7 @@ def test_real_processes_answer_alike_at_every_distance(
     measure: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The plain server is the one that is there, and one drafting server stands for both."""
+    """The plain server is the one that is there, and one drafting server stands for all."""
     drafting: list[Server] = []
 
     @asynccontextmanager
@@ -121,6 +129,6 @@ def test_real_processes_answer_alike_at_every_distance(
     rows = measured.results.distances
     assert [row.rtt_ms for row in rows] == [0, 20]
     assert {row.same for row in rows} == {1.0}
-    assert all(row.speedup_ahead and row.speedup_when_needed for row in rows)
+    assert all(row.speedup_ahead and row.speedup_when_needed and row.of_co_located for row in rows)
     assert len(measured.checkpoints) == 2
     assert drafting[0].info.proposer.startswith("remote:127.0.0.1:")

@@ -8,10 +8,11 @@ import pytest
 from kakeya.bench.registry import shown
 from kakeya.bench.report import Report, as_json
 from kakeya.bench.runner import main_chart
-from kakeya.bench.speculation import NOT_MEASURED, Speculation, SpeculationResults, Speedup
+from kakeya.bench.speculation import NOT_MEASURED, TIES, Speculation, SpeculationResults, Speedup
 from kakeya.bench.stats import Samples
 from kakeya.bench.tables import Table
 from kakeya.errors import ConfigError
+from kakeya.types import BackendChoice, KernelChoice, Numerics
 
 
 def a_row(proposer: str = "ngram", kind: str = "copy", speedup: float = 2.0, **changes: Any) -> Speedup:
@@ -52,6 +53,53 @@ def test_nothing_may_become_slower_or_different() -> None:
     assert [gate.passed for gate in bad.values()] == [True, False, False, True]
 
 
+DRAFTING = {"proposers": "drafter", "backend": BackendChoice.CUDA}
+ENDED = {"plain_ended": Samples((100.0,)), "drafted_ended": Samples((220.0,))}
+
+
+def drafter_rows(*speedups: float, **changes: Any) -> list[Speedup]:
+    cells = [(0.0, 1), (0.7, 1), (0.0, 16), (0.0, 256)]
+    return [
+        a_row("drafter", "chat", speedup, temperature=temperature, sessions=sessions, **(ENDED | changes))
+        for (temperature, sessions), speedup in zip(cells, speedups, strict=True)
+    ]
+
+
+def test_a_drafter_must_gain_on_a_device() -> None:
+    good = gates_of(*drafter_rows(2.5, 1.8, 1.8, 1.0), **DRAFTING)
+    assert [gate.passed for gate in good.values()] == [True] * 6 + [None, True]
+    bad = gates_of(*drafter_rows(2.4, 1.7, 1.7, 0.99, drafted_ended=Samples((219.0,))), **DRAFTING)
+    assert [gate.passed for gate in bad.values()] == [False] * 5 + [True, None, True]
+    unended = gates_of(*drafter_rows(2.5, 1.8, 1.8, 1.0, drafted_ended=Samples((0.0,))), **DRAFTING)
+    (ended,) = (gate for name, gate in unended.items() if "end by themselves" in name)
+    assert (ended.passed, ended.reason) == (None, "no answer ended by itself")
+    assert all(gate.reason == NOT_MEASURED for gate in list(gates_of(**DRAFTING).values())[:6])
+
+
+def test_a_drafter_of_ones_own_must_gain_on_code_and_on_a_device_alone() -> None:
+    own = gates_of(a_row("drafter", "code", 2.4), **DRAFTING, model="qwen")
+    assert own["drafter, code, temperature 0, 1 session: speed over plain"].passed is False
+    assert len(own) == 4
+    assert len(gates_of(a_row("drafter", "chat", 1.0), proposers="drafter")) == 3
+
+
+@pytest.mark.parametrize(
+    "settings, passed",
+    [
+        ({"backend": BackendChoice.CUDA}, None),
+        ({"kernels": KernelChoice.TORCH}, None),
+        ({"backend": BackendChoice.CUDA, "numerics": Numerics.EXACT}, False),
+        ({"backend": BackendChoice.CPU}, False),
+    ],
+)
+def test_answers_are_judged_where_rows_have_the_same_bits(
+    settings: dict[str, Any], passed: bool | None
+) -> None:
+    gate = gates_of(a_row(same=0.9), **settings)["answers that are the same"]
+    assert gate.passed is passed
+    assert passed is False or gate.reason == TIES
+
+
 def test_ratios_of_a_busy_machine_are_not_judged() -> None:
     gates = gates_of(a_row(), share=0.3)
     assert [gate.passed for gate in gates.values()] == [None, None, True, False]
@@ -63,7 +111,7 @@ def test_what_is_shown() -> None:
     table, *charts = Speculation.show(results)
     assert isinstance(table, Table)
     assert table.cells[0] == [
-        "ngram", "copy", "0", "1", "75", "150", "2.00", "75%", "2.50", "50%", "100%",
+        "ngram", "copy", "0", "1", "75", "150", "2.00", "75%", "2.50", "50%", "–", "100%",
     ]  # fmt: skip
     assert [chart.title for chart in charts] == ["ngram, temperature 0", "ngram, temperature 0.7"]
     chart = main_chart(charts)

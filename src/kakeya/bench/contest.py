@@ -35,10 +35,14 @@ class Chats:
 
 @dataclass(frozen=True)
 class Played:
-    """Of each server by its name: tokens a second of each repetition, and the outcomes of the last one."""
+    """Of each server by its name: tokens a second of each repetition, and the outcomes of the last one.
+
+    `ended`: the same over the answers that ended by themselves alone, 0 where none did.
+    """
 
     speeds: Mapping[str, list[float]]
     last: Mapping[str, list[Outcome]]
+    ended: Mapping[str, list[float]]
 
     def same(self, one: str, other: str) -> float:
         """The share of answers that two servers gave alike."""
@@ -61,7 +65,7 @@ async def contest(servers: Mapping[str, Server], chats: Chats, repeats: int) -> 
     Raises RemoteError when a server fails to answer.
     """
     arrivals = chats.arrivals()
-    played = Played({name: [] for name in servers}, {name: [] for name in servers})
+    played = Played(*({name: [] for name in servers} for _ in range(3)))
     for repetition in range(-1, repeats):
         for name in list(servers)[:: 1 if repetition % 2 == 0 else -1]:
             server = servers[name]
@@ -69,7 +73,15 @@ async def contest(servers: Mapping[str, Server], chats: Chats, repeats: int) -> 
             played.last[name][:] = outcomes
             if repetition >= 0:
                 played.speeds[name].append(tokens_a_second(outcomes))
+                played.ended[name].append(of_ended(outcomes))
     return played
+
+
+def of_ended(outcomes: Sequence[Outcome]) -> float:
+    """Tokens a second of an answer that ended by itself: of all such, over the time of all."""
+    ended = [each for each in outcomes if each.finish_reason == "stop" and each.pieces_s]
+    seconds = sum(each.ended_s - each.pieces_s[0] for each in ended)
+    return sum(each.tokens - 1 for each in ended) / seconds if seconds > 0 else 0.0
 
 
 def tokens_a_second(outcomes: Sequence[Outcome]) -> float:

@@ -1,14 +1,15 @@
 """`kakeya bench speculation --rtt-sweep`: what a remote proposer gains at growing distances.
 
 A `kakeya propose` guesses for two servers through a relay that holds back every message: for one ahead of
-what is verified, for the other only when guesses are needed. A third one decodes plainly. Servers have one
-half of the cores and the proposer the other one, as if they were two machines.
+what is verified, for the other only when guesses are needed. A third one decodes plainly, and a fourth has
+the same proposer in its own process. Servers have one half of the cores and the remote proposer the other
+one, as if they were two machines.
 """
 
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +22,7 @@ from kakeya.bench.tables import Chart, Column, Series, Table
 from kakeya.config import NO_PROPOSER, REMOTE
 from kakeya.options import EngineOptions
 
-PLAIN, AHEAD, WHEN_NEEDED = "plain", "ahead", "when needed"
+PLAIN, AHEAD, WHEN_NEEDED, CO_LOCATED = "plain", "ahead", "when needed", "co-located"
 # What the distance may cost.
 WORST = 0.97
 NEAR_MS, NEAR_SHARE = 5, 0.9
@@ -30,7 +31,7 @@ FAR_MS = 100.0
 
 @dataclass(frozen=True)
 class Distance:
-    """Chats at one distance. Tokens a second of all three servers; `same` is the share of equal answers."""
+    """Chats at one distance. Tokens a second of all four servers; `same` is the share of equal answers."""
 
     proposer: str
     chats: str
@@ -42,6 +43,7 @@ class Distance:
     proposed: int
     tokens: int
     same: float
+    co_located: Samples = field(default_factory=Samples)
 
     @classmethod
     def of(cls, proposer: str, chats: Chats, rtt_ms: int, played: Played) -> "Distance":
@@ -56,7 +58,8 @@ class Distance:
             accepted=played.accepted(AHEAD),
             proposed=played.proposed(AHEAD),
             tokens=played.tokens(AHEAD),
-            same=min(played.same(PLAIN, AHEAD), played.same(PLAIN, WHEN_NEEDED)),
+            same=min(played.same(PLAIN, other) for other in (AHEAD, WHEN_NEEDED, CO_LOCATED)),
+            co_located=speeds[CO_LOCATED],
         )
 
     @property
@@ -66,6 +69,15 @@ class Distance:
     @property
     def speedup_when_needed(self) -> float | None:
         return median_of_ratios(self.when_needed.samples, self.plain.samples)
+
+    @property
+    def speedup_co_located(self) -> float | None:
+        return median_of_ratios(self.co_located.samples, self.plain.samples)
+
+    @property
+    def of_co_located(self) -> float | None:
+        """What asking ahead keeps of the speed that the proposer gives in the server's own process."""
+        return median_of_ratios(self.ahead.samples, self.co_located.samples)
 
     @property
     def acceptance(self) -> float | None:
@@ -85,9 +97,6 @@ class Curve:
     @property
     def name(self) -> str:
         return f"{self.rows[0].proposer}, {self.rows[0].chats}"
-
-    def speedup_at(self, rtt_ms: int) -> float | None:
-        return next((row.speedup_ahead for row in self.rows if row.rtt_ms == rtt_ms), None)
 
     @property
     def break_even_ms(self) -> float | None:
@@ -109,23 +118,24 @@ def curves(rows: Sequence[Distance]) -> list[Curve]:
     return [Curve([row for row in rows if (row.proposer, row.chats) == name]) for name in names]
 
 
-def gates(rows: Sequence[Distance], noise: str | None, absent: str) -> Iterator[Gate]:
-    """Near it is as good as at no distance, far it still does no harm, and answers are the same."""
+def gates(
+    rows: Sequence[Distance], noise: str | None, absent: str, ties: str | None = None
+) -> Iterator[Gate]:
+    """Near it is nearly as good as in the server's process, far it still does no harm, and answers are the
+    same, but for `ties`, if any are told of."""
     judged = [] if noise else curves(rows)
-    near = known(_ratio(curve.speedup_at(NEAR_MS), curve.speedup_at(0)) for curve in judged)
+    near = known(row.of_co_located for curve in judged for row in curve.rows if row.rtt_ms == NEAR_MS)
     worst = min(known(row.speedup_ahead for curve in judged for row in curve.rows), default=None)
     even = min(known(curve.break_even_ms for curve in judged), default=None)
-    same = min((row.same for row in rows), default=None)
+    same = min((row.same for row in rows if not ties), default=None)
     why = noise or absent
     nearest = min(near, default=None)
-    yield at_least(f"speed at {NEAR_MS} ms over that at 0 ms", nearest, NEAR_SHARE, absent=why)
+    yield at_least(
+        f"speed at {NEAR_MS} ms over that in the server's process", nearest, NEAR_SHARE, absent=why
+    )
     yield at_least("the least speed over plain decoding at any distance", worst, WORST, absent=why)
     yield at_least("break-even in ms, asking ahead", even, FAR_MS, absent=noise or "it gains nowhere")
-    yield at_least("answers that are the same at every distance", same, 1.0, absent=absent)
-
-
-def _ratio(speed: float | None, over: float | None) -> float | None:
-    return speed / over if speed and over else None
+    yield at_least("answers that are the same at every distance", same, 1.0, absent=ties or absent)
 
 
 def show(rows: Sequence[Distance]) -> list[Table | Chart]:
@@ -150,6 +160,7 @@ _COLUMNS = [
     Column("when needed, tokens/s", "when_needed.median", form=",.1f"),
     Column("ahead over plain", "speedup_ahead", form=".2f"),
     Column("when needed over plain", "speedup_when_needed", form=".2f"),
+    Column("co-located over plain", "speedup_co_located", form=".2f"),
     Column("accepted", "acceptance", form=".0%"),
     Column("tokens a step", "tokens_a_step", form=".2f"),
     Column("same answers", "same", form=".0%"),
@@ -158,7 +169,7 @@ _COLUMNS = [
 
 @dataclass(frozen=True)
 class Scene:
-    """The processes: three servers, and the relay between two of them and the proposer."""
+    """The processes: four servers, and the relay between two of them and the proposer."""
 
     servers: dict[str, Server]
     relay: Relay
@@ -189,6 +200,7 @@ async def scene(engine: EngineOptions, proposer: str, capacity: int) -> AsyncIte
             PLAIN: replace(verifying, proposer=NO_PROPOSER),
             AHEAD: replace(verifying, proposer=remote),
             WHEN_NEEDED: replace(verifying, proposer=remote, draft_ahead=0),
+            CO_LOCATED: replace(verifying, proposer=proposer),
         }
         servers = {
             name: await stack.enter_async_context(server_process(each, capacity, (), http=True, cores=near))
