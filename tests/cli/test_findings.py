@@ -79,6 +79,8 @@ def test_mlx_and_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_mlx_that_is_broken_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("kakeya.engine.mlx.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mlx.core", None)
     found = findings.find_mlx()
     assert found is not None

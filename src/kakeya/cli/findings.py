@@ -105,7 +105,7 @@ class Findings:
     nvidia_driver: bool
     torch: Torch
     mlx: Mlx | None
-    """None where the package is not there."""
+    """None where the package is not there, or torch cannot be imported."""
     kernels: Kernels | None
     """None where torch cannot be imported."""
     backend: BackendChoice | None
@@ -132,7 +132,7 @@ def look(optional_packages: Iterable[str] = ()) -> Findings:
         compiler=find_compiler(),
         nvidia_driver=shutil.which("nvidia-smi") is not None,
         torch=torch,
-        mlx=find_mlx(),
+        mlx=find_mlx() if works else None,
         kernels=find_kernels() if works else None,
         backend=_chosen_backend() if works else None,
         default_model_bytes=catalogue.CATALOGUE[DEFAULT_MODEL].memory_need(EngineConfig()).total,
@@ -184,15 +184,14 @@ def _gpus(torch: "ModuleType") -> tuple[Gpu, ...]:
 
 
 def find_mlx() -> Mlx | None:
-    """Import MLX, if it is there, and ask it for its device."""
+    """Import MLX, if it is there, and ask it for its device. Torch must be there."""
     if not _is_installed("mlx"):
         return None
     try:
-        import mlx.core as mx
+        from kakeya.engine.mlx.backend import gpu_name
     except (ImportError, OSError) as error:
         return Mlx(version("mlx"), _one_line(error), None)
-    on_gpu = mx.default_device().type == mx.DeviceType.gpu
-    return Mlx(version("mlx"), None, str(mx.device_info()["device_name"]) if on_gpu else None)
+    return Mlx(version("mlx"), None, gpu_name())
 
 
 def find_kernels() -> Kernels:

@@ -67,9 +67,18 @@ def check_mlx(numerics: Numerics) -> None:
 
 def device_name() -> str:
     """What computes, for people."""
+    where = "CPU" if gpu_name() is None else "GPU"
+    return f"mlx {version('mlx')} ({where}: {_chip()})"
+
+
+def gpu_name() -> str | None:
+    """The GPU that computes; None where the CPU does."""
+    return None if mx.default_device().type == mx.DeviceType.cpu else _chip()
+
+
+def _chip() -> str:
     info = mx.device_info()
-    where = "GPU" if mx.default_device().type == mx.DeviceType.gpu else "CPU"
-    return f"mlx {version('mlx')} ({where}: {info.get('device_name', info.get('architecture'))})"
+    return str(info.get("device_name", info.get("architecture")))
 
 
 class MlxBackend(HostBackend):
