@@ -87,7 +87,7 @@ def test_a_client_chooses_its_model(town: Town) -> None:
     async def all_three(front: FrontHere) -> None:
         assert await at(front, "other") == ("other", "second")
         assert (await at(front, "tiny"))[0] == (await at(front, None))[0] == "tiny"
-        with pytest.raises(InvalidArgument, match="the model 'third'; there are: other, tiny"):
+        with pytest.raises(InvalidArgument, match="no model 'third' in this cluster; there are: other, tiny"):
             await at(front, "third")
 
     with front_of(town) as front:

@@ -300,7 +300,8 @@ def test_a_long_prompt_does_not_stall_a_stream(hooked: Callable[..., tuple[Engin
     def step_slowly(segments: object) -> None:
         asked.wait(0.05)  # until both have asked, or a busy machine might let the stream end before
 
-    engine, backend = hooked(step_slowly, prefill_block=8, max_batch_tokens=16)
+    # Spare slots for the whole answer: a talker whose tokens nobody has read yet is left out otherwise.
+    engine, backend = hooked(step_slowly, spare=100, prefill_block=8, max_batch_tokens=16)
     talker, reader = engine.open("talker", []), engine.open("reader", [])
     engine.append(talker, PROMPT)
     stream = engine.generate(talker, 100, GREEDY)
