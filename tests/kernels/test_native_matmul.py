@@ -62,6 +62,20 @@ def test_bias_and_residual_are_added(kernels: Kernels) -> None:
         assert close(kernels.linear(x, matrix, **extra), reference.linear(x, weights, **extra))
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_first_rows_of_a_part_are_a_part(kernels: Kernels, bits: int) -> None:
+    matrix, _ = packed(kernels, bits, 90, 320)
+    (part,), x = matrix.parts, torch.randn(3, 320)
+    first = kernels.first_rows(part, 320, 48)
+    assert first.data.data_ptr() == part.data.data_ptr()
+    assert torch.equal(
+        kernels.linear(x, kernels.matrix([first], 320)), kernels.linear(x, matrix)[:, :48].contiguous()
+    )
+    for rows in (0, 40, 96):
+        with pytest.raises(ValueError, match=f"rows must be a multiple of 16 from 16 to 90, got {rows}"):
+            kernels.first_rows(part, 320, rows)
+
+
 def test_rows_may_be_strided(kernels: Kernels) -> None:
     matrix, _ = packed(kernels, 4, 40, 64)
     wide = torch.randn(9, 100)

@@ -11,6 +11,7 @@ import pytest
 
 from kakeya import kernels as native
 from kakeya.config import EngineConfig
+from kakeya.engine.cpu.backend import CpuBackend
 from kakeya.engine.draft_length import DraftLength
 from kakeya.engine.drafting import Drafter
 from kakeya.engine.engine import Engine
@@ -59,6 +60,15 @@ def small_model(directory: Path, config: EngineConfig = CONFIG) -> SmallModel:
     return SmallModel(tiny.make_backend(tiny.load(directory, config), config), 4, at_once=5)
 
 
+def short_headed(directory: Path) -> SmallModel:
+    """One that guesses the first half of the tokens alone."""
+    config = replace(CONFIG, kernels=KernelChoice.NATIVE, weights=WeightFormat.INT8)
+    backend = tiny.make_backend(tiny.load(directory, config), config)
+    assert isinstance(backend, CpuBackend)
+    backend.shorten_head(32)
+    return SmallModel(backend, 4, at_once=5)
+
+
 def trained(directory: Path, kind: DrafterKind, config: EngineConfig = CONFIG) -> TrainedDrafter:
     """As good as a drafter is that was trained on nothing."""
     decoder = tiny.load(directory, config)
@@ -83,6 +93,7 @@ ALWAYS: dict[str, Make] = {
     "look-up": lambda directory, other: [LookUp(4)],
     "the model itself": lambda directory, other: [small_model(directory)],
     "another model": lambda directory, other: [small_model(other)],
+    "the model with a short head": lambda directory, other: [short_headed(directory)],
     "a drafter, step by step": lambda directory, other: [trained(directory, "steps")],
     "a drafter, in blocks": lambda directory, other: [trained(directory, "block")],
     "look-up, then a drafter": lambda directory, other: [LookUp(4), trained(directory, "steps")],

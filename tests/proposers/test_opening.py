@@ -16,16 +16,22 @@ from kakeya.errors import ConfigError, CorruptCheckpoint, ModelNotFound
 from kakeya.loading import load_model
 from kakeya.models.checkpoint import open_checkpoint
 from kakeya.models.drafter import read_drafter
-from kakeya.proposers import shipped
+from kakeya.proposers import opening, shipped
 from kakeya.proposers.desk import open_desk
 from kakeya.proposers.drafter import TrainedDrafter
 from kakeya.proposers.model import SmallModel
 from kakeya.proposers.ngram import LookUp
-from kakeya.proposers.opening import device_drafter, open_proposers, proposer_memory, small_config
+from kakeya.proposers.opening import (
+    device_drafter,
+    load_small_model,
+    open_proposers,
+    proposer_memory,
+    small_config,
+)
 from kakeya.proposers.remote import RemoteProposer
 from kakeya.runtime import Runtime
 from kakeya.text import Tokenizer
-from kakeya.types import BackendChoice, DType
+from kakeya.types import BackendChoice, DType, KernelChoice, WeightFormat
 from support import serving, tiny
 from support.engines import RunsAhead
 from support.proposing import proposing
@@ -125,6 +131,17 @@ def test_a_small_model_is_in_the_memory_plan(model: Path) -> None:
     weights, slab = proposer_memory(asked, checkpoint, "tiny")
     assert slab == slab_geometry(checkpoint.config, asked).slab_bytes
     assert weights > 0
+
+
+def test_a_small_model_guesses_common_tokens_and_is_told_all(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "COMMON_TOKENS", 32)
+    asked = replace(config(f"model:{model}"), kernels=KernelChoice.NATIVE, weights=WeightFormat.INT8)
+    (choice,) = asked.proposers
+    small = load_small_model(choice, asked)
+    assert small.backend.vocab_size == 32 < small.model_config.vocab_size
+    assert open_desk(asked).vocab_size == small.model_config.vocab_size
 
 
 def test_a_small_model_with_another_tokenizer_is_refused(model: Path, tmp_path: Path) -> None:

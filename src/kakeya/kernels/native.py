@@ -23,6 +23,9 @@ LAYOUT = 1
 GROUP = 32
 """Columns that share one scale, in weights and in quantized activations."""
 
+TILE_ROWS = 16
+"""Rows of packed weights that lie beside each other."""
+
 _FLOAT = torch.float32
 # In the order of the native library's list.
 FORMATS = {
@@ -165,6 +168,17 @@ class Kernels:
     def part(self, block_format: str, outputs: int, data: Tensor) -> PackedPart:
         """Tiles that `pack_blocks` wrote before."""
         return PackedPart(_format_of(block_format), outputs, data)
+
+    def first_rows(self, part: PackedPart, columns: int, rows: int) -> PackedPart:
+        """The first `rows` rows of a part, whole tiles, in the same memory."""
+        self._check_columns(part, columns)
+        if rows % TILE_ROWS or not 0 < rows <= part.outputs:
+            raise ValueError(
+                f"rows must be a multiple of {TILE_ROWS} from {TILE_ROWS} to {part.outputs}, got {rows}"
+            )
+        return PackedPart(
+            part.format, rows, part.data[: self._native.packed_bytes(part.format, rows, columns)]
+        )
 
     def matrix(self, parts: Sequence[PackedPart], columns: int) -> PackedMatrix:
         """Parts that multiply the same `columns` columns, one below the other."""

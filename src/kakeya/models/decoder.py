@@ -83,6 +83,15 @@ class Decoder:
         cap = self.config.logit_softcap
         return logits if cap is None else softcap(logits, cap)
 
+    def shorten_head(self, count: int) -> int:
+        """From now on give logits for the first `count` tokens alone, where the head can be cut; how many it
+        gives."""
+        head = self._head
+        if isinstance(head, PackedLinear) and count < self.config.vocab_size == head.matrix.parts[0].outputs:
+            self._head = head.first_outputs(count)
+            return count
+        return self.config.vocab_size
+
     def describe_weights(self) -> str:
         """How the matrices are held, such as "Q4_K and Q6_K (layers), Q6_K (head)"."""
         matrices = [matrix for layer in self._layers for matrix in layer.matrices.values()]

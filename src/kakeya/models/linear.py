@@ -67,10 +67,17 @@ class PackedLinear:
         self.formats = formats
         self.matrix = kernels.matrix(parts, columns)
         self.bias = bias
+        self._kernels = kernels
         self._linear = kernels.linear
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         return self._linear(x, self.matrix, self.bias, residual, out)
+
+    def first_outputs(self, count: int) -> "PackedLinear":
+        """The same for its first outputs alone, a multiple of 16 of its first part, in the same memory."""
+        columns, bias = self.matrix.columns, None if self.bias is None else self.bias[:count]
+        part = self._kernels.first_rows(self.matrix.parts[0], columns, count)
+        return PackedLinear(self._kernels, [part], columns, bias, self.formats[:1])
 
 
 class StackedLinear:

@@ -7,11 +7,11 @@ from typing import Any
 from kakeya.config import DRAFTER, MODEL, REMOTE, EngineConfig
 from kakeya.engine.proposer import Proposer
 from kakeya.errors import ConfigError
-from kakeya.loading import LoadedModel, load_model
+from kakeya.loading import LoadedModel
 from kakeya.proposers.blocks import Desk
 from kakeya.proposers.model import SmallModel
 from kakeya.proposers.ngram import LookUp
-from kakeya.proposers.opening import needs_verifier, open_proposers, small_config
+from kakeya.proposers.opening import load_small_model, needs_verifier, open_proposers
 
 _ANY_VOCABULARY = 2**31
 _READ_AT_ONCE = 128  # tokens of histories that a small model reads between two blocks for others
@@ -39,7 +39,7 @@ def open_desk(config: EngineConfig, verifier: LoadedModel | None = None) -> Desk
     proposers, small = [], None
     for choice in config.proposers:
         if choice.kind == MODEL:
-            small = load_model(choice.path, small_config(config))
+            small = load_small_model(choice, config)
             proposers.append(SmallModel(small.backend, config.draft_tokens, _READ_AT_ONCE))
         elif choice.kind == DRAFTER:
             raise needs_verifier(choice)
@@ -50,7 +50,7 @@ def open_desk(config: EngineConfig, verifier: LoadedModel | None = None) -> Desk
     return _desk(
         config,
         proposers,
-        small.backend.vocab_size,
+        small.model_config.vocab_size,
         small.tokenizer.ids_digest,
         model_fingerprint=small.backend.fingerprint,
         held_bytes=small.facts.pool_bytes,

@@ -14,6 +14,9 @@ from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import SlabPool
 from kakeya.proposers.sampling import sample_request
 
+# Tokenizers number tokens in the order in which they were merged, the most frequent first. Of a head over
+# 150,000 of them, which is a third of a small model's bytes, the first fifth gives nearly all guesses.
+COMMON_TOKENS = 32_768
 _READ_AT_ONCE = 32
 _FEW = 10  # tokens that are read without a thought: a draft that was right, and what followed it
 
@@ -145,7 +148,7 @@ class SmallModel:
                 room -= segments[-1].rows
                 if segments[-1].logit_rows:
                     going.append(place)
-                    samples.append(sample_request(request, (), self._reach))
+                    samples.append(self._sample_request(request, ()))
         began, rows = time.perf_counter(), sum(segment.rows for segment in segments)
         self._run(segments, samples, guesses, going)
         if rows > _FEW:
@@ -165,8 +168,11 @@ class SmallModel:
         for place in going:
             request = requests[place]
             segments.append(_state(request).go_on(guesses[place][-1]))
-            samples.append(sample_request(request, guesses[place], self._reach))
+            samples.append(self._sample_request(request, guesses[place]))
         self._run(segments, samples, guesses, going)
+
+    def _sample_request(self, request: DraftRequest, guessed: Sequence[int]) -> SampleRequest:
+        return sample_request(request, guessed, self._reach, self._backend.vocab_size)
 
     def _run(
         self,

@@ -8,6 +8,7 @@ from pathlib import Path
 from kakeya import kernels as native
 from kakeya.config import DRAFTER, MODEL, NO_PROPOSER, REMOTE, EngineConfig, ProposerChoice
 from kakeya.engine.backends import held_bytes
+from kakeya.engine.cpu.backend import CpuBackend
 from kakeya.engine.cuda.memory import device_memory
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.slab import slab_geometry
@@ -19,7 +20,7 @@ from kakeya.models.config import ModelConfig
 from kakeya.models.drafter import DrafterConfig, StoredDrafter, read_drafter
 from kakeya.proposers.draft_states import state_bytes
 from kakeya.proposers.drafter import TrainedDrafter, Verifier
-from kakeya.proposers.model import SmallModel
+from kakeya.proposers.model import COMMON_TOKENS, SmallModel
 from kakeya.proposers.ngram import LookUp
 from kakeya.proposers.shipped import shipped_drafter
 from kakeya.types import BackendChoice, ShareBeginnings
@@ -152,8 +153,16 @@ def stored_drafter(choice: ProposerChoice, model: ModelConfig, fingerprint: str,
     return stored
 
 
+def load_small_model(choice: ProposerChoice, config: EngineConfig) -> LoadedModel:
+    """A model that guesses: among common tokens alone, where its head can be cut."""
+    small = load_model(choice.path, small_config(config))
+    if isinstance(small.backend, CpuBackend):
+        small.backend.shorten_head(COMMON_TOKENS)
+    return small
+
+
 def _open_small_model(choice: ProposerChoice, verifier: LoadedModel) -> LoadedModel:
-    small = load_model(choice.path, small_config(verifier.config))
+    small = load_small_model(choice, verifier.config)
     if not small.tokenizer.has_ids_of(verifier.tokenizer):
         raise ConfigError(
             f"{choice} cannot guess for {verifier.facts.model}: their tokenizers differ, "

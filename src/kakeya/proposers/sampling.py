@@ -1,14 +1,26 @@
 """How proposers that have logits of their own draw from them: with the verifier's own random numbers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kakeya.engine.proposer import DraftRequest
 from kakeya.engine.sampler import SampleRequest
 
 
-def sample_request(request: DraftRequest, guessed: Sequence[int], reach: int) -> SampleRequest:
-    """What the verifier chooses the token behind `guessed` with. Penalties look back over `reach` tokens."""
+def sample_request(
+    request: DraftRequest, guessed: Sequence[int], reach: int, known: int | None = None
+) -> SampleRequest:
+    """What the verifier chooses the token behind `guessed` with. Penalties look back over `reach` tokens.
+
+    Nothing is said of tokens from `known` on, which have no logits.
+    """
     sampling, position = request.sampling, len(request.tokens) + len(guessed)
+    if known is not None and sampling.logit_bias:
+        bias = {token: value for token, value in sampling.logit_bias.items() if token < known}
+        sampling = replace(sampling, logit_bias=bias)
     if not sampling.has_penalties:
         return SampleRequest(sampling, position)
-    return SampleRequest(sampling, position, [*request.tokens[-reach:], *guessed][-reach:])
+    recent = [*request.tokens[-reach:], *guessed][-reach:]
+    return SampleRequest(
+        sampling, position, recent if known is None else [token for token in recent if token < known]
+    )

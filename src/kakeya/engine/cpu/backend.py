@@ -65,6 +65,11 @@ class CpuBackend(HostBackend):
     def logits(self, normed: Tensor) -> Tensor:
         return self._decoder.logits(normed)
 
+    def shorten_head(self, count: int) -> None:
+        """From now on choose among the first `count` tokens alone, where that is quicker."""
+        self.vocab_size = self._decoder.shorten_head(count)
+        self._logits = torch.empty((0, self.vocab_size))
+
     def run(self, segments: Sequence[Segment], hidden_layers: Sequence[int] = ()) -> StepOutput:
         hidden, taps = self._asked(segments, hidden_layers)
         room = self._room_for_logits(len(hidden))
