@@ -57,8 +57,9 @@ class PlannedSegment(Segment):
         Penalties look back over `reach` tokens.
         """
         sampling, constraint = self.request.sampling, self.request.constraint
-        if self.logit_rows == 1 and constraint is None and not sampling.has_penalties:
-            return [SampleRequest(sampling, self.end)]
+        if self.logit_rows == 1 and constraint is None and not self.draft_count:  # nearly always: be quick
+            recent = self.sequence.tokens[-reach:] if sampling.has_penalties else ()
+            return [SampleRequest(sampling, self.end, recent)]
         history = array("i")
         if self.logit_rows and sampling.has_penalties:
             history = self.sequence.tokens[-reach:]
