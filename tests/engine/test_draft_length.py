@@ -43,6 +43,19 @@ def test_a_time_follows_the_machine_and_is_forgotten_when_stale() -> None:
     assert known.seconds(8) == pytest.approx(3.0), "tried again, as if nobody had measured it"
 
 
+def test_longer_steps_of_some_time_ago_can_be_doubted() -> None:
+    """Two rows were measured while the machine was slow."""
+    known = costs(r2=36.0)
+    for _ in range(20):
+        known.learn(1, 20.0)
+    known.learn(8, 50.0)
+    known.doubt(2)
+    assert known.seconds(2) == 36.0, "as long as that is not longer than the steps that run"
+    known.doubt(1)
+    assert known.seconds(2) < 25.0
+    assert known.seconds(8) == 50.0, "it was measured just now"
+
+
 @pytest.mark.parametrize(
     "rows_are, chance, drafted",
     [("free", 0.5, 4), ("free", 0.9, 8), ("free", 0.1, 0), ("dear", 0.9, 0), ("cheap", 0.95, 8)],

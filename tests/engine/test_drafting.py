@@ -294,6 +294,17 @@ def test_a_costly_proposer_that_is_never_right_is_tried_ever_more_seldom(
     assert not [length for length in asked if 80 < length - len(PROMPT) < 120]
 
 
+def test_one_slow_step_does_not_keep_drafts_away(decoder: tiny.Model, oracle: Oracle) -> None:
+    """Longer steps were measured in a bad moment: the next try finds out."""
+    length = DraftLength()
+    learn = length.costs.learn
+    for rows in (2, 3, 4, 5):
+        learn(rows, 50.0)
+    length.costs.learn = lambda rows, seconds: learn(rows, 1.0 + 0.01 * rows)  # type: ignore[method-assign]
+    done = drafted(decoder, [FunctionProposer(clairvoyant(oracle))], length, count=100)
+    assert done.accepted_draft_tokens > 30
+
+
 def test_hidden_states_are_kept_only_while_a_draft_is_near(
     decoder: tiny.Model, make_engine: MakeEngine
 ) -> None:

@@ -6,7 +6,7 @@ p + p² + … + pᵏ more, and makes the step k rows longer. So many are drafted
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, repeat, takewhile
 from operator import mul
@@ -28,6 +28,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 32, 512  # steps between two tries of a proposer 
 _COOLING = 8  # steps after its last draft in which the next one is still thought to be near
 
 _STALE = 256  # steps after which a time is forgotten and measured anew
+_FRESH = 16  # steps in which nobody doubts it
 # Numbers of rows with a time of their own. Between them it is interpolated.
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
@@ -78,15 +79,18 @@ class Acceptance:
         """Whether a free proposer that was wrong too often is left alone here: it is tried now and then."""
         return not self.has_a_chance and position % _NAP != 0
 
-    def take_heart(self, step: int) -> None:
-        """Called when drafting would not pay: now and then, ever more seldom, think well of it again.
+    def take_heart(self, step: int) -> bool:
+        """Called when drafting would not pay: now and then, ever more seldom, think well of it again. Returns
+        whether this is such a step.
 
         Those who have as long a pause do so in the same step: many guesses at once cost little more than one,
         and what they need is kept for all of them at the same time.
         """
-        if step % self.pause == 0:
-            self.pause, self.asked = min(2 * self.pause, _LONGEST_PAUSE), 0
-            self.right, self.judged = max(FIRST_CHANCE, self.chance) * _HEART, _HEART
+        if step % self.pause:
+            return False
+        self.pause, self.asked = min(2 * self.pause, _LONGEST_PAUSE), 0
+        self.right, self.judged = max(FIRST_CHANCE, self.chance) * _HEART, _HEART
+        return True
 
     def is_near(self, step: int) -> bool:
         """Whether a draft may come soon of a proposer that costs time: it paid lately, or a try comes."""
@@ -154,6 +158,10 @@ class StepCosts:
         share = (rows - below) / (above - below)
         return self._seconds[below] * (1 - share) + self._seconds[above] * share
 
+    def doubt(self, rows: int) -> None:
+        """Forget what longer steps took some time ago: the machine may have been slow just then."""
+        self._keep(lambda known: known <= rows or self._steps - self._learned_at[known] < _FRESH)
+
     @property
     def farthest(self) -> int:
         """The most rows that may be tried; 0 before any were measured."""
@@ -162,7 +170,10 @@ class StepCosts:
         return _ROWS[min(bisect_left(_ROWS, self._known[-1]) + 1, len(_ROWS) - 1)]
 
     def _forget(self) -> None:
-        self._known = [rows for rows in self._known if self._steps - self._learned_at[rows] < _STALE]
+        self._keep(lambda known: self._steps - self._learned_at[known] < _STALE)
+
+    def _keep(self, wanted: Callable[[int], bool]) -> None:
+        self._known = list(filter(wanted, self._known))
         self._seconds = {rows: self._seconds[rows] for rows in self._known}
 
 

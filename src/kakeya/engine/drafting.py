@@ -198,7 +198,7 @@ class Drafter:
 
     def _worthwhile(self, place: int, limits: Mapping[Request, int], streams: int) -> dict[Request, int]:
         """How many tokens to ask of a proposer that takes time. One that does not pay is thought better of at
-        times, and so tried."""
+        times, and so tried, whatever steps with drafts took before."""
         assert self._length is not None
         seats = [_drafts(request).seats[place].acceptance for request in limits]
         offers = [Offer(seat.chance, limit) for seat, limit in zip(seats, limits.values(), strict=True)]
@@ -208,8 +208,8 @@ class Drafter:
             if count:
                 acceptance.is_asked(self._step)
                 asked[request] = count
-            else:
-                acceptance.take_heart(self._step)
+            elif acceptance.take_heart(self._step):
+                self._length.costs.doubt(streams)
             self._overall[place].pause = acceptance.pause
         return asked
 
