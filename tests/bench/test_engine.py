@@ -13,6 +13,7 @@ from kakeya.bench.engine import Engine, EngineResults, Memory, Startup, conclude
 from kakeya.bench.page import report_page
 from kakeya.bench.peers.llama import Peer
 from kakeya.bench.report import Gate, Report, as_json, from_json
+from kakeya.bench.startup import Launch
 from kakeya.bench.stats import Samples
 from kakeya.bench.tables import Table
 
@@ -169,10 +170,11 @@ def test_the_page_draws_every_kind_of_speed(theirs: float | None) -> None:
     assert ("llama.cpp, 4,096: 100 tokens/s" in page) is (theirs is not None)
 
 
+@pytest.mark.parametrize("chats", [True, False])
 def test_the_engine_is_checkpointed_group_by_group(
-    default_model: Path, monkeypatch: pytest.MonkeyPatch, measure: Callable[..., Any]
+    default_model: Path, monkeypatch: pytest.MonkeyPatch, measure: Callable[..., Any], chats: bool
 ) -> None:
-    monkeypatch.setattr(engine, "launch", lambda *_: (1.0, 0.1))
+    monkeypatch.setattr(engine, "launch", lambda *_: Launch(1.0, 0.1, chats))
     monkeypatch.setattr(engine, "chat", lambda *_: 2.0)
     bench = Engine(model=str(default_model), window=64, threads=2, quick=True, repeats=1)
     measured = measure(bench)
@@ -186,7 +188,7 @@ def test_the_engine_is_checkpointed_group_by_group(
     assert measured.results.peer is None
     assert measured.results.memory.file_bytes == default_model.stat().st_size
     assert measured.results.startup.ready_seconds.samples == (1.0,)
-    assert measured.results.startup.chat_seconds.samples == (2.0,)
+    assert measured.results.startup.chat_seconds.samples == ((2.0,) if chats else ())
 
 
 def test_all_parts_of_a_model_count(tmp_path: Path) -> None:

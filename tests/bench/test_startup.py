@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from kakeya.bench import startup
 from kakeya.bench.engine import Engine
@@ -14,6 +15,7 @@ from kakeya.bench.startup import chat, launch
 from kakeya.config import CacheConfig, EngineConfig
 from kakeya.errors import ConfigError
 from kakeya.types import DType, KernelChoice, Numerics, WeightFormat
+from support.tiny import byte_level_files, write_llama
 
 CONFIG = EngineConfig(
     cache=CacheConfig(2, 30, 5),
@@ -34,10 +36,18 @@ def test_settings_survive_a_trip_through_json() -> None:
 
 def test_a_fresh_process_is_timed(default_model: Path) -> None:
     began = time.perf_counter()
-    ready, first = launch(str(default_model), EngineConfig(cache=CacheConfig(4, 64), threads=2))
+    ready, first, chats = launch(str(default_model), EngineConfig(cache=CacheConfig(4, 64), threads=2))
+    assert chats
     total = time.perf_counter() - began
     assert 0.1 < ready < total
     assert 0 < first < total - ready
+
+
+def test_a_model_without_a_template_has_no_chats(tmp_path: Path) -> None:
+    files = byte_level_files()
+    write_llama(tmp_path, vocab_size=Tokenizer.from_buffer(files.tokenizer_json).get_vocab_size())
+    (tmp_path / "tokenizer.json").write_bytes(files.tokenizer_json)
+    assert not launch(str(tmp_path), EngineConfig(cache=CacheConfig(4, 64), threads=1)).chats
 
 
 def test_a_process_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

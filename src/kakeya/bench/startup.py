@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from typing import NamedTuple
 
 from kakeya.bench.processes import clean_environment
 from kakeya.bench.report import from_json
@@ -20,21 +21,30 @@ from kakeya.options import ComputeOptions, flags
 QUESTION = "What is the capital of France?"
 _CHAT_FLAGS = ("model", "backend", "threads", "kernels", "weights", "dtype")
 _ANSWER_TOKENS = 8
+_CHATS = "ready to chat"
 
 
-def launch(model: str, config: EngineConfig) -> tuple[float, float]:
-    """Seconds to a loaded model, and from there to the first token. Raises ConfigError when it fails."""
+class Launch(NamedTuple):
+    """Seconds to a loaded model, and from there to the first token; whether `kakeya chat` can talk to it."""
+
+    ready_seconds: float
+    first_token_seconds: float
+    chats: bool
+
+
+def launch(model: str, config: EngineConfig) -> Launch:
+    """Open the model in a fresh process. Raises ConfigError when it fails."""
     argument = json.dumps({"model": model, "config": asdict(config)})
     command = [sys.executable, "-m", "kakeya.bench.startup", argument]
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        stamps = [time.perf_counter() for _ in process.stdout]
+        told = [(time.perf_counter(), line.strip()) for line in process.stdout]
         _, errors = process.communicate()
-    if process.returncode != 0 or len(stamps) != 2:
+    if process.returncode != 0 or len(told) != 2:
         raise ConfigError(f"a fresh process could not load the model: {_last_line(errors)}")
-    ready, first = stamps
-    return ready - began, first - ready
+    (ready, says), (first, _) = told
+    return Launch(ready - began, first - ready, chats=says == _CHATS)
 
 
 def chat(engine: ComputeOptions) -> float:
@@ -68,7 +78,7 @@ def main(argument: str) -> None:
 
     asked = json.loads(argument)
     with Runtime.open(asked["model"], from_json(EngineConfig, asked["config"])) as runtime:
-        sys.stdout.write("ready\n")
+        sys.stdout.write(f"{_CHATS if runtime.tokenizer.has_chat_template else 'ready'}\n")
         sys.stdout.flush()
         session_id = runtime.create_session(client_label="bench")
         runtime.append(session_id, runtime.tokenizer.encode(QUESTION))
