@@ -7,7 +7,7 @@ out from there on for the sessions concerned: it may cost speed, never a request
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from operator import index
@@ -178,23 +178,18 @@ class Drafter:
             seat.guessed_at = self._step if guess else seat.guessed_at
 
     def _draft_request(self, request: Request, place: int, limit: int, streams: int) -> DraftRequest:
-        seat, sequence = _drafts(request).seats[place], request.sequence
+        seat, sequence, proposer = _drafts(request).seats[place], request.sequence, self._proposers[place]
         assert seat.state is not None, "a proposer that has failed is not asked"
         chance, length = seat.acceptance.chance, self._length
-        asked = DraftRequest(
-            seat.state,
-            sequence.tokens,
-            limit,
-            request.sampling,
-            request.prompt_length,
-            request.prediction,
-            chance,
-        )
-        if length is None:
-            return asked
+        asked = (seat.state, sequence.tokens, limit, request.sampling, request.prompt_length)
+        if length is None or (
+            proposer.is_free and not isinstance(proposer, WorksAhead)
+        ):  # it waits for nothing
+            return DraftRequest(*asked, request.prediction, chance)
         worth = partial(length.worth, streams, chance)
         saving = length.saving(streams, Offer(chance, limit), self._round_seconds[place])
-        return replace(asked, worth=worth, patience=max(0.0, saving) * _expected_tokens(request))
+        patience = max(0.0, saving) * _expected_tokens(request)
+        return DraftRequest(*asked, request.prediction, chance, worth, patience)
 
     def _worthwhile(self, place: int, limits: Mapping[Request, int], streams: int) -> dict[Request, int]:
         """How many tokens to ask of a proposer that takes time. One that does not pay is thought better of at
