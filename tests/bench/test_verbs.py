@@ -16,6 +16,7 @@ from kakeya.bench.peers import llama
 from kakeya.bench.processes import ServerProcess
 from kakeya.bench.registry import KINDS
 from kakeya.bench.report import Report, at_most, now
+from kakeya.bench.startup import Launch
 from kakeya.cli import bench as verbs
 from kakeya.cli.bench import BenchScreen
 from kakeya.models import catalogue
@@ -27,7 +28,7 @@ EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(engine, "launch", lambda *_: (1.0, 0.1))
+    monkeypatch.setattr(engine, "launch", lambda *_: Launch(1.0, 0.1, chats=True))
     return tmp_path
 
 

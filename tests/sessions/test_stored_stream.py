@@ -90,6 +90,43 @@ def test_a_commit_that_a_cut_has_passed_releases_nothing() -> None:
     assert journal.written[-1] == (10, [done(0)])
 
 
+def test_what_is_appended_behind_a_cut_is_stored_behind_it() -> None:
+    """The cut takes its place at once, though tokens are being stored, and nothing is written after it."""
+    stream, journal = opened()
+    stream.put(TokenEvent(1))
+    work, reply = journal.works.pop(0)
+    result = work(None)
+    stream.cut(done)
+    assert len(journal.works) == 1, "what is appended now is submitted next"
+    reply.set_result(result)
+    journal.commit()
+    assert journal.written == [(10, [TokenEvent(1)]), (10, [done(0)])]
+    assert stream.poll_all() == [done(0)]
+    assert journal.works == []
+
+
+def test_a_write_that_begins_after_the_cut_stores_it_and_the_next_one_nothing() -> None:
+    stream, journal = opened()
+    stream.put(TokenEvent(1))
+    stream.cut(done)
+    journal.commit()
+    assert stream.poll_all() == [done(0)]
+    journal.commit()  # by then more may have been appended
+    assert journal.written == [(10, [done(0)])]
+    assert stream.poll_all() == []
+
+
+def test_of_a_write_that_a_cut_has_passed_no_failure_counts() -> None:
+    stream, journal = opened()
+    stream.put(TokenEvent(1))
+    _, reply = journal.works.pop(0)
+    stream.cut(done)
+    reply.set_exception(StorageFailed("full"))
+    assert stream.poll_all() == []
+    journal.commit()
+    assert stream.poll_all() == [done(0)]
+
+
 def test_what_cannot_be_stored_is_not_seen() -> None:
     stream, journal = opened()
     stream.put(TokenEvent(1))

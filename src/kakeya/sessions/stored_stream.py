@@ -9,6 +9,7 @@ import sqlite3
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Protocol
 
 from kakeya.engine.stream import EventStream
@@ -66,7 +67,10 @@ class StoredStream(EventStream):
             self._hold(event)
 
     def cut(self, terminal_event: Callable[[int], Event]) -> None:
-        """Drop what is unread, and end once the stored history ends with what was taken."""
+        """Drop what is unread, and end once the stored history ends with what was taken.
+
+        That is submitted at once, also while tokens are being stored: what is appended next must come behind.
+        """
         with self._changed:
             self._begin()
             self._cuts += 1
@@ -77,7 +81,8 @@ class StoredStream(EventStream):
             if not self._ended:
                 self._terminated = True
                 event = terminal_event(self.taken)
-                self._hold(event if self._failure is None else FailedEvent(self._failure))
+                self._held.append(event if self._failure is None else FailedEvent(self._failure))
+                self._store()
             self._tell_reader()
 
     def _begin(self) -> None:
@@ -87,14 +92,14 @@ class StoredStream(EventStream):
     def _hold(self, event: Event) -> None:
         self._held.append(event)
         if not self._storing:
-            self._storing = True
             self._store()
 
     # The storage thread's side.
 
     def _store(self) -> None:
+        self._storing = True
         try:
-            self.journal.submit(self._write).add_done_callback(self._written)
+            self.journal.submit(self._write).add_done_callback(partial(self._written, self._cuts))
         except Exception as error:  # the storage has ended
             self._fail(error)
 
@@ -102,22 +107,24 @@ class StoredStream(EventStream):
         """Store what is held now: how many events that were, and after how many cuts."""
         with self._changed:
             events, cuts, start = list(self._held), self._cuts, self._start + self._released
-        self.journal.write(db, start, events)
+        if events:  # or an earlier write has stored the cut, and the history may have gone on since
+            self.journal.write(db, start, events)
         return len(events), cuts
 
-    def _written(self, result: "Future[tuple[int, int]]") -> None:
+    def _written(self, cuts_before: int, result: "Future[tuple[int, int]]") -> None:
         error = result.exception()
         if error is not None:
             with self._changed:
-                self._fail(error)
+                if cuts_before == self._cuts:  # or the cut's own write decides
+                    self._fail(error)
             return
         count, cuts = result.result()
         with self._changed:
-            if cuts == self._cuts:
+            if cuts == self._cuts:  # or the cut has submitted a write of its own
                 self._release(count)
-            self._storing = bool(self._held)
-            if self._held:
-                self._store()
+                self._storing = False
+                if self._held:
+                    self._store()
             length = self._start + self._released
         self.journal.stored(length)
 
