@@ -50,7 +50,7 @@ class GenerateJournal:
             self._turn = StoredTurn(position, self._start, sequence.slab.recalled)
         return self._start
 
-    def submit(self, work: Work) -> "Future[tuple[int, int]]":
+    def submit(self, work: Work) -> "Future[int]":
         return self._store.submit(work)
 
     def write(self, db: sqlite3.Connection, start: int, events: list[Event]) -> None:

@@ -16,7 +16,7 @@ from kakeya.engine.stream import EventStream
 from kakeya.sessions.recording import RecordedStream
 from kakeya.types import DoneEvent, Event, FailedEvent, TokenEvent, TruncatedEvent
 
-Work = Callable[[sqlite3.Connection], tuple[int, int]]
+Work = Callable[[sqlite3.Connection], int]
 
 
 class Journal(Protocol):
@@ -26,7 +26,7 @@ class Journal(Protocol):
         """How long the history is before the first token. Called on the engine thread."""
         ...
 
-    def submit(self, work: Work) -> "Future[tuple[int, int]]":
+    def submit(self, work: Work) -> "Future[int]":
         """Have it done in a transaction."""
         ...
 
@@ -103,28 +103,25 @@ class StoredStream(EventStream):
         except Exception as error:  # the storage has ended
             self._fail(error)
 
-    def _write(self, db: sqlite3.Connection) -> tuple[int, int]:
-        """Store what is held now: how many events that were, and after how many cuts."""
+    def _write(self, db: sqlite3.Connection) -> int:
+        """Store what is held now: how many events that were."""
         with self._changed:
-            events, cuts, start = list(self._held), self._cuts, self._start + self._released
-        if events:  # or an earlier write has stored the cut, and the history may have gone on since
-            self.journal.write(db, start, events)
-        return len(events), cuts
+            events, start = list(self._held), self._start + self._released
+        self.journal.write(db, start, events)
+        return len(events)
 
-    def _written(self, cuts_before: int, result: "Future[tuple[int, int]]") -> None:
-        error = result.exception()
-        if error is not None:
-            with self._changed:
-                if cuts_before == self._cuts:  # or the cut's own write decides
-                    self._fail(error)
-            return
-        count, cuts = result.result()
+    def _written(self, cuts_before: int, result: "Future[int]") -> None:
         with self._changed:
-            if cuts == self._cuts:  # or the cut has submitted a write of its own
-                self._release(count)
-                self._storing = False
-                if self._held:
-                    self._store()
+            if cuts_before != self._cuts:
+                return  # the cut has submitted a write of its own, which decides
+            error = result.exception()
+            if error is not None:
+                self._fail(error)
+                return
+            self._release(result.result())
+            self._storing = False
+            if self._held:
+                self._store()
             length = self._start + self._released
         self.journal.stored(length)
 
