@@ -182,9 +182,8 @@ class Drafter:
         assert seat.state is not None, "a proposer that has failed is not asked"
         chance, length = seat.acceptance.chance, self._length
         asked = (seat.state, sequence.tokens, limit, request.sampling, request.prompt_length)
-        if length is None or (
-            proposer.is_free and not isinstance(proposer, WorksAhead)
-        ):  # it waits for nothing
+        waits = not proposer.is_free or isinstance(proposer, WorksAhead)
+        if length is None or not waits:
             return DraftRequest(*asked, request.prediction, chance)
         worth = partial(length.worth, streams, chance)
         saving = length.saving(streams, Offer(chance, limit), self._round_seconds[place])
