@@ -1,7 +1,8 @@
 """`kakeya bench crash`: a server is killed again and again under load, and nothing that it said may be lost.
 
-Agents append, generate, fork and close through the SDK, which tries again what a crash cut off. They only see
-pauses. In the end every session's history is compared with that of a session that nobody interrupted.
+Agents append, generate, leave streams early, fork and close through the SDK, which tries again what a crash
+cut off. They only see pauses. In the end every session's history is compared with that of a session that
+nobody interrupted.
 """
 
 import asyncio
@@ -53,6 +54,8 @@ class CrashResults(Results):
     """Sessions that may see tokens again that left their window."""
     recalled: int = 0
     """Answers that saw some again."""
+    left: int = 0
+    """Streams that an agent left before their end, to append at once."""
     recovery_s: tuple[float, ...] = ()
     """From each kill until the next server was ready."""
 
@@ -118,6 +121,7 @@ class Crash(EngineBenchmark[CrashResults]):
             at_most("sessions that lost tokens", _judged(results.lost, unchecked), 0, absent=unchecked),
             at_most("wrong generates", _judged(results.wrong, nothing), 0, absent=nothing),
             at_most("errors that agents saw", _judged(len(results.errors), nothing), 0, absent=nothing),
+            at_least("streams left early", _judged(results.left, nothing), 1, absent=nothing),
             *([seen] if self.recall else ()),
         ]
 
@@ -132,6 +136,7 @@ class Crash(EngineBenchmark[CrashResults]):
             ("answers that recalled something", figure(results.recalled)),
             ("tokens appended", figure(results.appended_tokens)),
             ("tokens generated", figure(results.generated_tokens)),
+            ("streams left early", figure(results.left)),
             ("lengths checked", figure(results.checked_lengths)),
             ("sessions that lost tokens", figure(results.lost)),
             ("wrong generates", figure(results.wrong)),
@@ -216,6 +221,7 @@ class _Storm:
             errors=tuple(told.errors),
             recalling=sum(each.recall > 0 for each in told.ledgers),
             recalled=told.recalled,
+            left=told.left,
             recovery_s=tuple(self._recovery),
         )
 

@@ -1,7 +1,7 @@
 """Agents that remember what they were told, and check in the end that all of it is true.
 
-They append, generate, fork and close through the SDK, which tries again what a crash cut off. Whatever
-happens to the servers, they may only see pauses.
+They append, generate, leave streams early, fork and close through the SDK, which tries again what a crash cut
+off. Whatever happens to the servers, they may only see pauses.
 """
 
 import asyncio
@@ -23,11 +23,19 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Said:
     """A step of a session: tokens appended, those of a generate, whose seed is known, or `named` ranges that
-    the next turn sees again."""
+    the next turn sees again.
+
+    Of a generate whose stream was left early these are the tokens that were read; `unread` more were sent.
+    """
 
     tokens: tuple[int, ...]
     seed: int | None = None
     named: tuple[TokenRange, ...] = ()
+    unread: int = 0
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens) + self.unread
 
 
 @dataclass
@@ -41,13 +49,13 @@ class Ledger:
 
     @property
     def length(self) -> int:
-        return sum(len(step.tokens) for step in self.steps)
+        return sum(step.length for step in self.steps)
 
     @property
     def answered(self) -> int:
         """How long the history was at the end of the last answer."""
         last = max((place for place, step in enumerate(self.steps) if step.seed is not None), default=-1)
-        return sum(len(step.tokens) for step in self.steps[: last + 1])
+        return sum(step.length for step in self.steps[: last + 1])
 
 
 @dataclass
@@ -65,6 +73,8 @@ class Witnesses:
     """Sessions whose history has another length than their client was told."""
     recalled: int = 0
     """Answers that saw something again."""
+    left: int = 0
+    """Streams that were left before their end."""
 
     @property
     def appended_tokens(self) -> int:
@@ -108,27 +118,49 @@ class Witnesses:
         return ledger
 
     async def _step(self, ledger: Ledger, chance: random.Random, vocabulary: int) -> Ledger:
-        """Append, generate, name what to see again, or fork and go on with the fork."""
+        """Append, generate to the end or not, name what to see again, or fork and go on with the fork."""
         kind = chance.random()
         if ledger.recall and chance.random() < 0.2:
             await self._name(ledger, chance)
         if not ledger.steps or kind < 0.45:
-            tokens = tuple(chance.randrange(vocabulary) for _ in range(chance.randint(1, 40)))
+            tokens = _some_tokens(chance, vocabulary)
             await ledger.session.append(tokens, expected_history_length=ledger.length)
             ledger.steps.append(Said(tokens))
+        elif kind < 0.8:
+            await self._generate(ledger, chance)
         elif kind < 0.9:
-            seed = chance.randrange(1000)
-            temperature = 1.0 if seed % 2 else 0.0
-            stream = ledger.session.generate(chance.randint(1, 40), seed=seed, temperature=temperature)
-            said = tuple([token.id async for token in stream])
-            self.recalled += stream.result is not None and bool(stream.result.recalled)
-            ledger.steps.append(Said(said, seed))
+            await self._leave(ledger, chance, vocabulary)
         else:
             fork = self._opened(await ledger.session.fork(), ledger.steps, ledger.recall)
             self.forks += 1
             await self._check(ledger)
             return fork
         return ledger
+
+    async def _generate(self, ledger: Ledger, chance: random.Random) -> None:
+        seed = chance.randrange(1000)
+        stream = ledger.session.generate(chance.randint(1, 40), seed=seed, temperature=_temperature(seed))
+        said = tuple([token.id async for token in stream])
+        self.recalled += stream.result is not None and bool(stream.result.recalled)
+        ledger.steps.append(Said(said, seed))
+
+    async def _leave(self, ledger: Ledger, chance: random.Random, vocabulary: int) -> None:
+        """Leave a stream before its end and append at once.
+
+        What was sent is history, whether it was read or not. The reply to the append says how much that is.
+        """
+        seed, most = chance.randrange(1000), chance.randint(2, 40)
+        stays, said = chance.randint(1, most - 1), list[int]()
+        async with ledger.session.generate(most, seed=seed, temperature=_temperature(seed)) as stream:
+            async for token in stream:
+                said.append(token.id)
+                if len(said) == stays:
+                    break
+        tokens = _some_tokens(chance, vocabulary)
+        unread = await ledger.session.append(tokens) - ledger.length - len(said) - len(tokens)
+        self.left += 1
+        self.lost += not 0 <= unread <= most - stays
+        ledger.steps += Said(tuple(said), seed, unread=unread), Said(tokens)
 
     async def _name(self, ledger: Ledger, chance: random.Random) -> None:
         """Have the next turn see some of what has left the window, if anything has."""
@@ -148,6 +180,14 @@ class Witnesses:
             await ledger.session.close()
 
 
+def _some_tokens(chance: random.Random, vocabulary: int) -> tuple[int, ...]:
+    return tuple(chance.randrange(vocabulary) for _ in range(chance.randint(1, 40)))
+
+
+def _temperature(seed: int) -> float:
+    return 1.0 if seed % 2 else 0.0
+
+
 def _wrong_generates(runtime: "Runtime", ledger: Ledger) -> int:
     session, wrong = runtime.create_session(eos_token_ids=(), recall_tokens=ledger.recall), 0
     for step in ledger.steps:
@@ -157,10 +197,10 @@ def _wrong_generates(runtime: "Runtime", ledger: Ledger) -> int:
         if step.seed is None:
             runtime.append(session, step.tokens)
             continue
-        sampling = SamplingParams(seed=step.seed, temperature=1.0 if step.seed % 2 else 0.0)
-        events = list(runtime.generate(session, len(step.tokens), sampling))
+        sampling = SamplingParams(seed=step.seed, temperature=_temperature(step.seed))
+        events = list(runtime.generate(session, step.length, sampling))
         said = tuple(event.token_id for event in events if isinstance(event, TokenEvent))
-        if said != step.tokens:
+        if said[: len(step.tokens)] != step.tokens:
             wrong += 1
             break  # what follows goes on from other tokens
     runtime.close_session(session)
