@@ -2,7 +2,7 @@
 
 import pytest
 
-from kakeya.engine.draft_length import Acceptance, DraftLength, Offer, StepCosts
+from kakeya.engine.draft_length import Acceptance, DraftLength, Offer, Price, StepCosts
 
 
 def costs(**seconds: float) -> StepCosts:
@@ -88,8 +88,32 @@ def test_a_crowd_that_fills_the_machine_drafts_nothing() -> None:
 
 def test_a_proposer_that_takes_longer_than_it_saves_is_not_asked() -> None:
     decide = length(costs(r1=1.0, r10=1.0))
-    assert decide.counts(1, [Offer(0.9, 8)], seconds_a_round=0.1) == [8]
-    assert decide.counts(1, [Offer(0.9, 8)], seconds_a_round=1.0) == [0]
+    assert decide.counts(1, [Offer(0.9, 8)], Price(0.1)) == [8]
+    assert decide.counts(1, [Offer(0.9, 8)], Price(1.0)) == [0]
+
+
+def test_what_watching_takes_is_not_the_price_of_plain_decoding() -> None:
+    decide = DraftLength()
+    decide.learn(1, 1, 1.0, watched=False)
+    decide.learn(1, 1, 1.5, watched=True)
+    decide.learn(1, 3, 1.8, watched=True)
+    assert (decide.costs.seconds(1), decide.watching) == (1.0, 0.5)
+    assert decide.costs.seconds(3) == pytest.approx(1.3)
+    offer = Offer(0.5, 2)  # 1.75 tokens, in 1.3 seconds or in 1.8
+    assert decide.counts(1, [offer]) == [2]
+    assert decide.counts(1, [offer], Price(a_step=decide.watching)) == [0]
+
+
+def test_one_measurement_alone_is_not_sure() -> None:
+    known = costs(r1=1.0)
+    assert not known.is_sure(1)
+    for _ in range(3):
+        known.learn(1, 1.0)
+    assert known.is_sure(1)
+    assert not known.is_sure(2)
+    for _ in range(600):
+        known.learn(8, 1.0)
+    assert not known.is_sure(1), "that was long ago"
 
 
 def test_a_chance_follows_the_last_guesses() -> None:
@@ -185,8 +209,8 @@ def test_what_was_not_measured_is_tried_step_by_step() -> None:
 
 def test_what_a_draft_saves_pays_for_its_preparation() -> None:
     decide = length(costs(r1=1.0, r2=1.0))
-    assert decide.saving(1, Offer(0.8, 1), 0.2) == pytest.approx(1 - 1.2 / 1.8)
-    assert decide.saving(1, Offer(0.8, 1), 1.0) < 0
+    assert decide.saving(1, Offer(0.8, 1), Price(0.2)) == pytest.approx(1 - 1.2 / 1.8)
+    assert decide.saving(1, Offer(0.8, 1), Price(1.0)) < 0
 
 
 def test_to_wait_pays_as_long_as_a_token_is_cheaper_by_it() -> None:

@@ -221,7 +221,7 @@ class Priced(DraftLength):
 
     def __init__(self, row_seconds: float) -> None:
         super().__init__()
-        for rows in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32):
+        for rows in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32) * 4:
             self.costs.learn(rows, 1.0 + row_seconds * (rows - 1))
         self.costs.learn = lambda rows, seconds: None  # type: ignore[method-assign]
 

@@ -29,6 +29,7 @@ _COOLING = 8  # steps after its last draft in which the next one is still though
 
 _STALE = 256  # steps after which a time is forgotten and measured anew
 _FRESH = 16  # steps in which nobody doubts it
+_SURE = 4  # measurements: one alone may be of a bad moment
 # Numbers of rows with a time of their own. Between them it is interpolated.
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
@@ -131,18 +132,24 @@ class StepCosts:
         self._known: list[int] = []  # sorted
         self._seconds: dict[int, float] = {}
         self._learned_at: dict[int, int] = {}
+        self._measurements: Counter[int] = Counter()
         self._steps = 0
 
     def learn(self, rows: int, seconds: float) -> None:
         """A step of so many rows has taken so long."""
         self._steps += 1
-        bucket = _ROWS[min(bisect_left(_ROWS, rows), len(_ROWS) - 1)]
+        bucket = _bucket(rows)
         if bucket not in self._seconds:
             insort(self._known, bucket)
         self._seconds[bucket] = blend(self._seconds.get(bucket, 0.0), seconds)
         self._learned_at[bucket] = self._steps
+        self._measurements[bucket] += 1
         if self._steps % _STALE == 0:
             self._forget()
+
+    def is_sure(self, rows: int) -> bool:
+        """Whether steps of about so many rows were measured often enough lately."""
+        return self._measurements[_bucket(rows)] >= _SURE
 
     def seconds(self, rows: int) -> float:
         """What a step of so many rows takes; 0 before any was measured."""
@@ -175,6 +182,23 @@ class StepCosts:
     def _keep(self, wanted: Callable[[int], bool]) -> None:
         self._known = list(filter(wanted, self._known))
         self._seconds = {rows: self._seconds[rows] for rows in self._known}
+        self._measurements = Counter({rows: self._measurements[rows] for rows in self._known})
+
+
+def _bucket(rows: int) -> int:
+    return _ROWS[min(bisect_left(_ROWS, rows), len(_ROWS) - 1)]
+
+
+@dataclass(frozen=True)
+class Price:
+    """Seconds that a proposer takes: `a_round` for one more token of all sessions, and `a_step` for what is
+    kept of every step for it."""
+
+    a_round: float = 0.0
+    a_step: float = 0.0
+
+
+NOTHING = Price()
 
 
 @dataclass(frozen=True)
@@ -193,23 +217,34 @@ class Offer:
 
 
 class DraftLength:
-    """Decides for all sessions of a step together."""
+    """Decides for all sessions of a step together. `watching`: seconds that a step takes longer where hidden
+    states are kept and shown."""
 
     def __init__(self) -> None:
         self.costs = StepCosts()
+        self.watching = 0.0
 
-    def counts(self, streams: int, offers: Sequence[Offer], seconds_a_round: float = 0.0) -> list[int]:
-        """How many tokens to draft for each offer in a step of so many streams.
+    def learn(self, streams: int, rows: int, seconds: float, *, watched: bool) -> None:
+        """A step of so many streams and `rows` has taken so long; `watched`: hidden states were kept.
 
-        `seconds_a_round`: what the proposer takes for one more token of all sessions.
+        What that takes must not count as the price of plain decoding, which goes without.
         """
-        return self._best(streams, offers, seconds_a_round)[0]
+        if not watched:
+            self.costs.learn(rows, seconds)
+        elif rows > streams:
+            self.costs.learn(rows, max(0.0, seconds - self.watching))
+        else:
+            self.watching = blend(self.watching, max(0.0, seconds - self.costs.seconds(rows)))
 
-    def most_a_second(self, streams: int, offer: Offer, seconds_a_round: float = 0.0) -> float:
+    def counts(self, streams: int, offers: Sequence[Offer], price: Price = NOTHING) -> list[int]:
+        """How many tokens to draft for each offer in a step of so many streams."""
+        return self._best(streams, offers, price)[0]
+
+    def most_a_second(self, streams: int, offer: Offer, price: Price = NOTHING) -> float:
         """Tokens a second where as much of an offer is drafted as pays."""
-        return self._best(streams, [offer], seconds_a_round)[1]
+        return self._best(streams, [offer], price)[1]
 
-    def _best(self, streams: int, offers: Sequence[Offer], seconds_a_round: float) -> tuple[list[int], float]:
+    def _best(self, streams: int, offers: Sequence[Offer], price: Price) -> tuple[list[int], float]:
         guesses = [
             (-value, depth, place)
             for place, offer in enumerate(offers)
@@ -220,7 +255,7 @@ class DraftLength:
         rounds = list(accumulate((depth for _, depth, _ in guesses), max))
         best, most_a_second = 0, self._rate(streams, streams, 0.0) * _LEAST_GAIN
         for last in _some(range(min(len(guesses), self.costs.farthest - streams))):
-            proposing = rounds[last] * seconds_a_round
+            proposing = rounds[last] * price.a_round + price.a_step
             rate = self._rate(streams + gained[last], streams + last + 1, proposing)
             if rate > most_a_second:
                 best, most_a_second = last + 1, rate
@@ -237,10 +272,10 @@ class DraftLength:
         drafted = self.costs.seconds(streams + count) * streams / (streams + kept)
         return max(0.0, self.costs.seconds(streams) - drafted)
 
-    def saving(self, streams: int, offer: Offer, seconds_a_round: float) -> float:
+    def saving(self, streams: int, offer: Offer, price: Price) -> float:
         """Seconds that a token of one of so many streams takes less where all of this offer is drafted."""
         kept = sum(offer.values())
-        proposing = offer.most * seconds_a_round * streams / (streams + kept)
+        proposing = (offer.most * price.a_round + price.a_step) * streams / (streams + kept)
         return self.worth(streams, offer.chance, offer.most) - proposing
 
     def _rate(self, tokens: float, rows: int, proposing: float) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kakeya.engine.batch import PlannedSegment, Segment
 from kakeya.engine.blend import blend
-from kakeya.engine.draft_length import DOUBT, FIRST_CHANCE, Acceptance, DraftLength, Offer
+from kakeya.engine.draft_length import DOUBT, FIRST_CHANCE, Acceptance, DraftLength, Offer, Price
 from kakeya.engine.proposer import DraftRequest, DraftState, Proposer, WorksAhead
 from kakeya.engine.request import Request
 from kakeya.engine.session_drafts import Seat, SessionDrafts
@@ -62,6 +62,7 @@ class Drafter:
         self._proposers, self._vocab_size, self._length = proposers, vocab_size, length
         self._rest_steps = rest_steps if length is not None else 0
         self._resting = self._step = self._streams = 0
+        self._watched = False  # whether hidden states of the last step were kept
         self._round_seconds = [0.0] * len(proposers)
         self._proposing_seconds = 0.0  # before the last step
         self._overall = [Acceptance(right=FIRST_CHANCE * DOUBT) for _ in proposers]  # in all sessions
@@ -107,7 +108,7 @@ class Drafter:
                     drafts[guess.request] = guess.tokens[:count]
                 else:
                     guess.acceptance.watched = len(guess.request.sequence.tokens), guess.tokens
-        if streams and not any(map(_has_a_chance, streams)):
+        if self._rest_steps and streams and not any(map(_has_a_chance, streams)):
             self._resting = self._rest_steps
         self._proposing_seconds = time.perf_counter() - began
         return drafts
@@ -186,7 +187,7 @@ class Drafter:
         if length is None or not waits:
             return DraftRequest(*asked, request.prediction, chance)
         worth = partial(length.worth, streams, chance)
-        saving = length.saving(streams, Offer(chance, limit), self._round_seconds[place])
+        saving = length.saving(streams, Offer(chance, limit), self._price(place))
         patience = max(0.0, saving) * _expected_tokens(request)
         return DraftRequest(*asked, request.prediction, chance, worth, patience)
 
@@ -196,7 +197,7 @@ class Drafter:
         assert self._length is not None
         seats = [_drafts(request).seats[place].acceptance for request in limits]
         offers = [Offer(seat.chance, limit) for seat, limit in zip(seats, limits.values(), strict=True)]
-        counts = self._length.counts(streams, offers, self._round_seconds[place])
+        counts = self._length.counts(streams, offers, self._price(place))
         asked = {}
         for request, acceptance, count in zip(limits, seats, counts, strict=True):
             if count:
@@ -226,7 +227,7 @@ class Drafter:
             proposer, seat = self._proposers[place], _drafts(guess.request).seats[place]
             if seat.state is not None and not proposer.is_free:
                 offer = Offer(seat.acceptance.chance, proposer.max_draft)
-                if self._length.most_a_second(streams, offer, self._round_seconds[place]) > most:
+                if self._length.most_a_second(streams, offer, self._price(place)) > most:
                     return True
         return False
 
@@ -238,10 +239,10 @@ class Drafter:
 
     # After a step.
 
-    def learn(self, rows: int, seconds: float) -> None:
+    def learn(self, streams: int, rows: int, seconds: float) -> None:
         """A step of streams alone has taken so long, with its proposing."""
         if self._length is not None:
-            self._length.costs.learn(rows, seconds - self._proposing_seconds)
+            self._length.learn(streams, rows, seconds - self._proposing_seconds, watched=self._watched)
 
     def judged(self, segment: PlannedSegment, accepted: int) -> None:
         """The verifier kept so many tokens of a segment's draft."""
@@ -254,9 +255,16 @@ class Drafter:
     def layers_to_see(self, segments: Sequence[Segment]) -> Sequence[int]:
         """Layers whose outputs are to be kept of these segments, which costs time: none while no draft of
         whoever looks at them is near."""
+        self._watched = self._watches(segments)
+        return self.hidden_layers if self._watched else ()
+
+    def _watches(self, segments: Sequence[Segment]) -> bool:
         if not self.hidden_layers:
-            return ()
-        return self.hidden_layers if any(any(self._watchers(segment)) for segment in segments) else ()
+            return False
+        is_plain = all(segment.rows == 1 for segment in segments)
+        if self._length is not None and is_plain and not self._length.costs.is_sure(len(segments)):
+            return False  # a plain step is measured first
+        return any(any(self._watchers(segment)) for segment in segments)
 
     def observe(self, segment: Segment, hidden: Mapping[int, Tensor], rows: slice) -> None:
         """Show the hidden states of a segment's rows that stay to whoever may draft for its session soon."""
@@ -278,7 +286,12 @@ class Drafter:
         if segment.rows == 1:
             return False
         offer = Offer(seat.acceptance.chance, self._proposers[place].max_draft)
-        return any(self._length.counts(self._streams + 1, [offer], self._round_seconds[place]))
+        return any(self._length.counts(self._streams + 1, [offer], self._price(place)))
+
+    def _price(self, place: int) -> Price:
+        if self._length is None or not self._proposers[place].hidden_layers:
+            return Price(self._round_seconds[place])
+        return Price(self._round_seconds[place], self._length.watching)
 
     # Sessions.
 

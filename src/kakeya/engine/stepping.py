@@ -97,7 +97,8 @@ class Stepper:
         if self._own_drafts is not None and step.may_be_followed:
             self._own_drafts.learn(len(step.segments), step.own_drafts, seconds)
         if self._drafter is not None and all(s.logit_rows == s.rows for s in step.segments):
-            self._drafter.learn(sum(segment.rows for segment in step.segments), seconds)
+            rows = sum(segment.rows for segment in step.segments)
+            self._drafter.learn(len(step.segments), rows, seconds)
 
     def _plan(self) -> Sequence[PlannedSegment]:
         ready = self._scheduler.ready()
