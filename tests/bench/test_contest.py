@@ -14,6 +14,15 @@ def test_a_chat_that_fails_ends_the_run() -> None:
         tokens_a_second([good, Outcome(failure="broken")])
 
 
+def test_a_session_that_ends_sooner_counts_though_another_goes_on() -> None:
+    slow = Outcome([1.0, 2.0], 11.0, tokens=11, failure=None)
+    quick = Outcome([1.0, 2.0], 6.0, tokens=11, failure=None)
+    silent = Outcome([], 0.5, tokens=1, failure=None)
+    assert tokens_a_second([slow, slow]) == pytest.approx(2.0)
+    assert tokens_a_second([slow, quick]) == pytest.approx(2 * 20 / 15)
+    assert tokens_a_second([silent]) == 0.0
+
+
 def test_answers_that_ended_by_themselves_have_a_speed_of_their_own() -> None:
     cut = Outcome([0.1], 9.1, tokens=10, failure=None, finish_reason="length")
     slow = Outcome([1.0, 2.0], 3.0, tokens=9, failure=None, finish_reason="stop")

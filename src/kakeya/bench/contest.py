@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from kakeya.bench.arrivals import Arrival, Outcome, play
 from kakeya.bench.processes import Server
-from kakeya.bench.stats import known
 from kakeya.bench.texts_to_draft import Task, tasks
 from kakeya.errors import RemoteError
 
@@ -37,7 +36,7 @@ class Chats:
 class Played:
     """Of each server by its name: tokens a second of each repetition, and the outcomes of the last one.
 
-    `ended`: the same over the answers that ended by themselves alone, 0 where none did.
+    `ended`: tokens a second of an answer that ended by itself, 0 where none did.
     """
 
     speeds: Mapping[str, list[float]]
@@ -78,17 +77,23 @@ async def contest(servers: Mapping[str, Server], chats: Chats, repeats: int) -> 
 
 
 def of_ended(outcomes: Sequence[Outcome]) -> float:
-    """Tokens a second of an answer that ended by itself: of all such, over the time of all."""
-    ended = [each for each in outcomes if each.finish_reason == "stop" and each.pieces_s]
-    seconds = sum(each.ended_s - each.pieces_s[0] for each in ended)
-    return sum(each.tokens - 1 for each in ended) / seconds if seconds > 0 else 0.0
+    """Tokens a second of an answer that ended by itself, 0 where none did."""
+    return _of_each([each for each in outcomes if each.finish_reason == "stop"])
 
 
 def tokens_a_second(outcomes: Sequence[Outcome]) -> float:
-    """From the first token of the first answer to the end of the last one."""
+    """What so many sessions make together where the next chat follows each that ends.
+
+    So what drafts gain counts in each session: until the last answer ends, they would help the slowest alone.
+    """
     failures = [outcome.failure for outcome in outcomes if outcome.failure]
     if failures:
         raise RemoteError(f"a chat was not answered: {failures[0]}")
-    began = min(known(outcome.first_token_s for outcome in outcomes))
-    ended = max(outcome.ended_s for outcome in outcomes)
-    return (sum(outcome.tokens for outcome in outcomes) - 1) / max(ended - began, 1e-6)
+    return len(outcomes) * _of_each(outcomes)
+
+
+def _of_each(outcomes: Sequence[Outcome]) -> float:
+    """Tokens a second of one of these answers: those of all, but for the first ones, over the time of all."""
+    answers = [each for each in outcomes if each.pieces_s]
+    seconds = sum(each.ended_s - each.pieces_s[0] for each in answers)
+    return sum(each.tokens - 1 for each in answers) / seconds if seconds > 0 else 0.0
