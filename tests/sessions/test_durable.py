@@ -1,18 +1,23 @@
 """Sessions in a state directory: what was acknowledged is there after the process, and goes on exactly."""
 
 import errno
+import sqlite3
 import time
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kakeya.config import CacheConfig, RuntimeConfig, StateConfig
+from kakeya.engine.stream import EventStream
 from kakeya.errors import ConfigError, NoFreeSlab, SessionNotFound, StorageFailed
 from kakeya.runtime import Runtime
+from kakeya.sessions.lifetimes import Lifetimes
+from kakeya.sessions.session import Session
 from kakeya.storage.files import Files
 from kakeya.types import (
     DoneEvent,
@@ -385,6 +390,52 @@ def test_close_deletes_every_byte(open_tiny: Open, tmp_path: Path) -> None:
     for other in others:
         runtime.close_session(other)
     assert list((tmp_path / "snapshots").iterdir()) == []
+
+
+def test_the_stream_of_a_closed_session_leaves_nothing(open_tiny: Open, tmp_path: Path) -> None:
+    """Its end is written when the session is deleted already."""
+    runtime = open_tiny(CONFIG, settings=kept(tmp_path))
+    session = new_session(runtime)
+    told = SamplingParams(logprobs=True, top_logprobs=2)
+    stream = runtime.generate(session, 40, told, request_id="g")
+    seen = [stream.next_event() for _ in range(3)]
+    runtime.close_session(session)
+    assert cancelled(stream).generated_token_count >= len(seen)
+    runtime.create_session()
+    with closing(sqlite3.connect(tmp_path / "sessions.db")) as db:
+        assert db.execute("SELECT call FROM answers").fetchall() == []
+
+
+def test_the_stream_of_a_closed_session_reaches_no_other(
+    open_tiny: Open, tmp_path: Path, crashed: Crashed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the deletion and the end of its stream, somebody else begins a session."""
+    runtime = open_tiny(CONFIG, settings=kept(tmp_path / "a"))
+    session = new_session(runtime)
+    stream = runtime.generate(session, 40)
+    for _ in range(3):
+        stream.next_event()
+    close, others = Lifetimes._close_sequence, []
+
+    def close_later(self: Lifetimes, closed: Session) -> int:
+        others.append(runtime.create_session(owner="them"))
+        runtime.append(others[0], PROMPT * 5, owner="them")
+        return close(self, closed)
+
+    monkeypatch.setattr(Lifetimes, "_close_sequence", close_later)
+    runtime.close_session(session)
+    cancelled(stream)
+    second = open_tiny(CONFIG, settings=kept(crashed(tmp_path / "a", tmp_path / "b")))
+    assert second.info(others[0], owner="them").history_length == len(PROMPT * 5)
+    assert second.append(others[0], [3], owner="them") == len(PROMPT * 5) + 1
+
+
+def cancelled(stream: EventStream) -> DoneEvent:
+    """The end of a stream that something else has ended."""
+    last = list(stream)[-1]
+    assert isinstance(last, DoneEvent)
+    assert last.stop_reason is StopReason.CANCELLED
+    return last
 
 
 def holds(directory: Path, words: bytes) -> bool:

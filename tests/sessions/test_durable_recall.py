@@ -16,7 +16,7 @@ from kakeya.recall.index import RecallIndex
 from kakeya.runtime import Runtime
 from kakeya.sessions.remembering import Remembering
 from kakeya.storage.files import Files
-from kakeya.types import DoneEvent, Numerics, SamplingParams, TokenEvent, TokenRange
+from kakeya.types import DoneEvent, Numerics, SamplingParams, StopReason, TokenEvent, TokenRange
 from support import tiny
 from support.crashes import Crashed
 from support.tiny import answer, new_session
@@ -49,6 +49,19 @@ def talked(runtime: Runtime) -> str:
     said(runtime, session, 3)
     runtime.append(session, [5, 6, 7])
     return session
+
+
+def test_a_session_that_recalls_is_closed_while_it_generates(open_tiny: Open, tmp_path: Path) -> None:
+    """What its turn brought back is not written any more: there is no history that it could belong to."""
+    runtime = open_tiny(CONFIG, settings=kept(tmp_path))
+    session = talked(runtime)
+    stream = runtime.generate(session, 40, SEEDED)
+    for _ in range(3):
+        stream.next_event()
+    runtime.close_session(session)
+    last = list(stream)[-1]
+    assert isinstance(last, DoneEvent)
+    assert last.stop_reason is StopReason.CANCELLED
 
 
 def test_ranges_that_cannot_be_stored_are_taken_back(

@@ -83,6 +83,18 @@ def test_a_deleted_history_stays_deleted(db: sqlite3.Connection) -> None:
     assert rows(db) == 0
 
 
+def test_a_number_is_never_given_twice(db: sqlite3.Connection) -> None:
+    histories = Histories(Sealer())
+    first = histories.create(db)
+    histories.delete(db, first)
+    second = histories.create(db)
+    assert second != first
+    histories.write(db, second, 0, [1, 2, 3])
+    histories.write(db, first, 1, [9])
+    assert histories.read(db, second).tolist() == [1, 2, 3]
+    assert Histories(Sealer()).create(db) == second + 1, "the next process begins behind those that are there"
+
+
 def test_lost_tokens_are_told(db: sqlite3.Connection) -> None:
     histories = Histories(Sealer())
     number = histories.create(db)

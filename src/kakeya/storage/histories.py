@@ -13,17 +13,23 @@ from kakeya.storage.sealing import Sealer
 
 
 class Histories:
-    """All within a transaction of the caller's."""
+    """All within a transaction of the caller's.
+
+    No number is given twice. SQLite would give that of a deleted history to the next one, and what is still
+    to be written of the deleted one would get there: the end of its stream, or what a snapshot goes with.
+    """
 
     def __init__(self, sealer: Sealer) -> None:
         self._sealer = sealer
+        self._newest = 0
 
     def create(self, db: sqlite3.Connection, parent: int | None = None, parent_length: int = 0) -> int:
         """A new history, empty or with the first tokens of another; its number."""
-        row = (parent_length, parent, parent_length)
-        cursor = db.execute("INSERT INTO histories (length, parent, parent_length) VALUES (?, ?, ?)", row)
-        assert cursor.lastrowid is not None
-        return cursor.lastrowid
+        (newest,) = db.execute("SELECT coalesce(max(id), 0) FROM histories").fetchone()
+        self._newest = max(self._newest, newest) + 1
+        row = (self._newest, parent_length, parent, parent_length)
+        db.execute("INSERT INTO histories (id, length, parent, parent_length) VALUES (?, ?, ?, ?)", row)
+        return self._newest
 
     def length(self, db: sqlite3.Connection, history: int) -> int | None:
         """How many tokens are stored; None when the history was deleted."""
