@@ -16,9 +16,11 @@ from kakeya.config import CacheConfig, RuntimeConfig, StateConfig
 from kakeya.engine.stream import EventStream
 from kakeya.errors import ConfigError, NoFreeSlab, SessionNotFound, StorageFailed
 from kakeya.runtime import Runtime
+from kakeya.sessions.durable import Durable
 from kakeya.sessions.lifetimes import Lifetimes
 from kakeya.sessions.session import Session
 from kakeya.storage.files import Files
+from kakeya.storage.store import StateStore
 from kakeya.types import (
     DoneEvent,
     Durability,
@@ -141,6 +143,36 @@ def test_request_ids_are_known_after_a_restart(open_tiny: Open, tmp_path: Path, 
     assert answer(second, session, 4, sampling=told, request_id="g") == events
     assert second.fork(session, request_id="f") == fork
     assert second.info(session).history_length == 9
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_an_answer_that_a_crash_cut_short_stays_what_it_was(
+    open_tiny: Open, tmp_path: Path, crashed: Crashed, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """What comes behind it is none of it, though another crash follows."""
+    first = open_tiny(CONFIG, settings=kept(tmp_path / "a"))
+    session = new_session(first)
+    stream = first.generate(session, 40, request_id="g")
+    for _ in range(3):
+        stream.next_event()
+    there = crashed(tmp_path / "a", tmp_path / "b")
+    stream.cancel()
+    put = StateStore.put_answers
+    if is_full:
+        monkeypatch.setattr(StateStore, "put_answers", refuse)
+    second = open_tiny(CONFIG, settings=kept(there))
+    told = answer(second, session, 40, request_id="g")
+    if is_full:
+        with pytest.raises(StorageFailed, match="the disk is full"):
+            second.append(session, [4, 5, 6])
+        monkeypatch.setattr(StateStore, "put_answers", put)
+    assert second.append(session, [4, 5, 6]) == len(PROMPT) + len(tokens(told)) + 3
+    third = open_tiny(CONFIG, settings=kept(crashed(there, tmp_path / "c")))
+    assert answer(third, session, 40, request_id="g") == told
+
+
+def refuse(*_: object) -> None:
+    raise StorageFailed("cannot store: the disk is full")
 
 
 def test_a_fork_shares_what_is_stored(
@@ -306,6 +338,30 @@ def test_what_was_recalled_sleeps_too(open_tiny: Open, tmp_path: Path, crashed: 
     assert length == first.history_length
 
 
+def test_an_imported_session_need_not_be_computed_again(open_tiny: Open, tmp_path: Path) -> None:
+    runtime = open_tiny(CONFIG, settings=kept(tmp_path))
+    session = new_session(runtime)
+    answer(runtime, session, 40)
+    imported, length = runtime.import_bytes(b"".join(runtime.export_bytes(session)))
+    runtime._keeping._shelf.stop()  # type: ignore[attr-defined]
+    snapshot = runtime._store.get(imported, "local").snapshot
+    assert snapshot is not None
+    assert snapshot.computed == length - 1
+
+
+def test_a_session_takes_as_much_of_the_host_tier_as_it_has_computed(open_tiny: Open, tmp_path: Path) -> None:
+    """Not as much as its slab, which is mostly empty."""
+    runtime = open_tiny(CONFIG, settings=kept(tmp_path, host_tier_bytes=0))
+    slab = runtime.info(new_session(runtime)).kv_capacity_bytes
+    runtime.close()
+    runtime = open_tiny(CONFIG, settings=kept(tmp_path, host_tier_bytes=slab - 1))
+    for _ in range(4):
+        answer(runtime, new_session(runtime), 1)
+    tiers = runtime.tiers()
+    assert tiers is not None
+    assert (tiers.host, tiers.disk) == (2, 1), "the first one has been on the disk all the time"
+
+
 def test_the_host_tier_is_bounded_and_the_oldest_leaves_it_first(open_tiny: Open, tmp_path: Path) -> None:
     runtime = open_tiny(CONFIG, settings=kept(tmp_path / "a", host_tier_bytes=15_000))
     sessions = [new_session(runtime) for _ in range(6)]
@@ -343,6 +399,29 @@ def test_idle_sessions_sleep_and_then_expire(
     later = open_tiny(CONFIG, settings=settings)
     assert later.sweep() == 0
     assert later.info(new).idle_seconds < 1e6 - 3000
+
+
+def test_what_is_used_again_does_not_expire(
+    open_tiny: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the moment it is seen to have expired and its turn to be deleted."""
+    settings = replace(kept(tmp_path, hibernated_ttl_s=1000.0), session_idle_ttl_s=100.0)
+    runtime = open_tiny(CONFIG, settings=settings)
+    used, unused = new_session(runtime), new_session(runtime)
+    for session in (used, unused):
+        runtime._store.get(session, "local").last_used_at -= 2000.0
+    sweep = Durable.sweep
+
+    def use_then(self: Durable, idle_ttl: float | None) -> list[Session]:
+        expired = sweep(self, idle_ttl)
+        runtime.append(used, [4])
+        return expired
+
+    monkeypatch.setattr(Durable, "sweep", use_then)
+    assert runtime.sweep() == 1
+    assert runtime.info(used).history_length == len(PROMPT) + 1
+    with pytest.raises(SessionNotFound):
+        runtime.info(unused)
 
 
 def test_what_has_expired_makes_room_on_a_full_disk(open_tiny: Open, tmp_path: Path) -> None:

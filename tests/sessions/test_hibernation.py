@@ -16,6 +16,7 @@ from kakeya.errors import StorageFailed, Unavailable
 from kakeya.runtime import Runtime
 from kakeya.sessions.hibernation import Hibernation
 from kakeya.sessions.session import Session
+from kakeya.sessions.shelf import Shelf
 from kakeya.types import Durability, Numerics, TokenEvent
 from support import tiny
 from support.tiny import answer, new_session
@@ -102,6 +103,26 @@ def test_a_wake_does_not_wait_for_the_engine(open_tiny: Open, tmp_path: Path, ho
         solo = new_session(alone, PROMPTS[names.index(name)])
         assert said(alone, solo, 3) == expected[name]
         assert said(runtime, name) == said(alone, solo)
+
+
+def test_a_snapshot_is_taken_of_who_falls_asleep(
+    open_tiny: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However quick the thread that takes it: it may look while the slab is still being left."""
+    runtime = opened(open_tiny, tmp_path)
+    names = [new_session(runtime, prompt) for prompt in PROMPTS[:SLABS]]
+    said(runtime, names[0])
+    save_soon = Shelf.save_soon
+
+    def save_and_wait(self: Shelf, falling: Session) -> None:
+        save_soon(self, falling)
+        eventually(lambda: falling not in self._queued and not self.is_being_saved(falling))
+
+    monkeypatch.setattr(Shelf, "save_soon", save_and_wait)
+    with session(runtime, names[0]).lock:
+        assert tiers(runtime).sleep(session(runtime, names[0]))
+    assert runtime.info(names[0]).state == "host"
+    assert session(runtime, names[0]).snapshot is not None
 
 
 def test_the_reserve_is_anybodys(open_tiny: Open, tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """What a session remembers of its turns, and how it ends."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from kakeya.engine.sequence import TokenSequence
 from kakeya.errors import InvalidArgument, InvariantViolation, SessionNotFound
 from kakeya.runtime import Runtime
 from kakeya.sessions import session as sessions
-from kakeya.types import TokenEvent
+from kakeya.sessions.session import Asleep, Session
+from kakeya.types import SessionInfo, TokenEvent
 from support import tiny
 from support.tiny import PROMPT, answer, new_session, sequence_of
 
@@ -17,6 +20,33 @@ OpenTiny = Callable[..., Runtime]
 @pytest.fixture
 def runtime(open_tiny: OpenTiny) -> Runtime:
     return open_tiny(tiny.engine_config(threads=1))
+
+
+class WakesWhileLookedAt(Session):
+    """Its sequence comes, and what it was asleep goes, when somebody has seen the one and not the other."""
+
+    comes: "TokenSequence | None" = None
+
+    def __getattribute__(self, name: str) -> object:
+        value = super().__getattribute__(name)
+        if name == "sequence" and value is None:
+            self.sequence, self.asleep = super().__getattribute__("comes"), None
+        return value
+
+
+def test_one_that_wakes_while_it_is_looked_at(runtime: Runtime) -> None:
+    sequence = sequence_of(runtime, new_session(runtime))
+    asleep = Asleep(3, 2, 2, (), sequence.slab.geometry)
+    for look in (Session.describe, lambda each: each.state, lambda each: each.length):
+        session = WakesWhileLookedAt("s", "local", "", None, 1, asleep)
+        session.comes = sequence
+        expected = Session("s", "local", "", sequence, 1)
+        assert normalized(look(session)) == normalized(look(expected))
+
+
+def normalized(seen: object) -> object:
+    """Without the time that passes between two looks."""
+    return replace(seen, idle_seconds=0.0) if isinstance(seen, SessionInfo) else seen
 
 
 def test_a_turn_is_remembered_with_its_figures(runtime: Runtime) -> None:

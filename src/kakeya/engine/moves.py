@@ -3,6 +3,7 @@
 Nobody may use a sequence between the two calls that make a move: who moves it sees to that.
 """
 
+import math
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -94,6 +95,12 @@ class Moves:
         """A copy on the host of a state in place."""
         pool = self._backend.pool
         return lifted(state, pool.geometry, pool.device, self.buffers)
+
+    def lifted_bytes(self, state: SequenceState) -> int:
+        """What a copy of its keys and values will take."""
+        geometry = self._backend.pool.geometry
+        slots = used_slots(state.committed, state.sink, geometry)
+        return math.prod(copy_shape(slots, geometry)) * state.storage.itemsize
 
     def leave(self, sequence: TokenSequence) -> None:
         """Free the slab of a lent or prepared sequence. Does not wait for the engine."""

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,6 +60,7 @@ class Durable(Keeping):
         self._tiers = Hibernation(
             engine.moves, pool.geometry, self._shelf, config.host_tier_bytes, block, observer, retriever
         )
+        self._cut_short: list[StoredAnswer] = []
         self._shelf.start()
 
     # What was there before.
@@ -109,7 +110,22 @@ class Durable(Keeping):
     def recall_answers(self, answers: Answers) -> None:
         """Remember what earlier processes answered."""
         lengths = {each.session_id: each.length for each in self._store.sessions()}
-        _remember(self._store.answers(), lengths, answers)
+        stored = [_ended(each, lengths) for each in self._store.answers()]
+        _remember([each for each, _ in stored], lengths, answers)
+        self._cut_short = [each for each, was_open in stored if was_open]
+        try:
+            self._store_ends()
+        except StorageFailed as error:
+            log.warning("answers that a crash has cut short are not stored as such yet: %s", error)
+
+    def _store_ends(self) -> None:
+        """Say where generates ended that a crash has cut short. Raises StorageFailed.
+
+        A later process would take what comes behind them for their tokens. So nothing comes before this.
+        """
+        if self._cut_short:
+            self._store.put_answers(self._cut_short)
+            self._cut_short = []
 
     def tell_again(self, session: Session, first: object) -> EventStream | None:
         if not isinstance(first, StoredGenerate):
@@ -122,6 +138,7 @@ class Durable(Keeping):
     def working(self, session: Session) -> Iterator[TokenSequence]:
         with session.lock:
             self._check_there(session)
+            self._store_ends()
             yield self._tiers.wake(session)
 
     def with_slab(self, take: Callable[[], T]) -> T:
@@ -139,8 +156,8 @@ class Durable(Keeping):
         kept = tokens if self._store.is_durable else ()
         session.history = self._store.add(self._stored(session, 0), kept, answer).result()
         self._tiers.came(session)
-        if tokens and session.recall is not None:
-            self._shelf.save_soon(session)  # nobody here knows what its turns recalled before
+        if tokens:  # it comes from elsewhere, with more than should ever be computed again
+            self._shelf.save_soon(session)
 
     def forked(self, session: Session, original: Session, call: Call) -> None:
         assert session.sequence is not None
@@ -178,9 +195,11 @@ class Durable(Keeping):
         self._shelf.note(session, is_open=True, answer=answer).result()
 
     @contextmanager
-    def closing(self, session: Session) -> Iterator[None]:
+    def closing(self, session: Session, *, expired: bool = False) -> Iterator[None]:
         with session.lock:
             self._check_there(session)
+            if expired and not self._has_expired(session):
+                raise SessionBusy("the session was used in the meantime")
             self._store.delete(session.session_id)
             self._tiers.went(session)
             yield
@@ -194,10 +213,11 @@ class Durable(Keeping):
                     log.warning("an idle session stays awake: %s", error)
                 finally:
                     session.lock.release()
+        return list(filter(self._has_expired, self._sessions.all()))
+
+    def _has_expired(self, session: Session) -> bool:
         ttl = self._store.config.hibernated_ttl_s
-        if ttl is None:
-            return []
-        return [each for each in self._sessions.all() if each.asleep and each.idle_seconds >= ttl]
+        return ttl is not None and session.sequence is None and session.idle_seconds >= ttl
 
     # Sessions that move between servers.
 
@@ -212,6 +232,7 @@ class Durable(Keeping):
     def handing_over(self, session: Session, peer: str) -> Iterator[list[bytes | memoryview]]:
         with session.lock:
             self._check_there(session)
+            self._store_ends()
             self._tiers.settle_down(session)
             if session.sequence is not None:
                 raise SessionBusy("the session is generating, and moves when it rests")
@@ -234,7 +255,7 @@ class Durable(Keeping):
     def take_in(self, parcel: Parcel, answers: Answers) -> Session:
         owner = parcel.session.owner
         stored = self._store.take_in(parcel, self._sessions.next_number(owner))
-        _remember(parcel.answers, {stored.session_id: stored.length}, answers)
+        _remember(parcel.answers, {stored.session_id}, answers)
         return self._asleep(stored, parcel.turns[-1] if parcel.turns else None)
 
     def was_taken(self, session_id: str, epoch: int) -> bool:
@@ -307,14 +328,23 @@ class Durable(Keeping):
         )
 
 
-def _remember(stored: Sequence[StoredAnswer], lengths: Mapping[str, int], answers: Answers) -> None:
-    """Have answers of other processes again, where sessions have these lengths."""
+def _ended(stored: StoredAnswer, lengths: Mapping[str, int]) -> tuple[StoredAnswer, bool]:
+    """The answer, and whether it was that of a generate that never ended: it has ended where its session's
+    history does."""
+    length = lengths.get(stored.session_id)
+    if stored.call != "generate" or stored.answer["count"] is not None or length is None:
+        return stored, False
+    return replace(stored, answer=stored.answer | {"count": length - stored.answer["start"]}), True
+
+
+def _remember(stored: Sequence[StoredAnswer], sessions: Container[str], answers: Answers) -> None:
+    """Have answers of other processes again, those about a session as long as it is there."""
     for each in stored:
         answer = each.answer
         if each.call == "generate":
-            if each.session_id not in lengths:
+            if each.session_id not in sessions:
                 continue
-            answer = StoredGenerate.read(answer, lengths[each.session_id])
+            answer = StoredGenerate.read(answer)
         elif each.call in ("fork", "import"):
             answer = (answer[0], answer[1])
         elif each.call == "recall":
@@ -334,6 +364,6 @@ def _recall_after(written: str | None, turn: StoredTurn | None) -> RecallState |
 
 def _lag(session: Session) -> int:
     """Tokens of a session that would have to be computed again after a crash."""
-    sequence, asleep = session.sequence, session.asleep
-    computed = sequence.slab.committed if sequence is not None else asleep.computed if asleep else 0
+    where = session.where
+    computed = where.computed if isinstance(where, Asleep) else where.slab.committed
     return computed - (0 if session.snapshot is None else session.snapshot.computed)

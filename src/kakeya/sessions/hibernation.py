@@ -157,14 +157,16 @@ class Hibernation:
                 return False  # the engine could not take it in
             raise
         try:
-            session.asleep = self._put_away(session, sequence, state, on_disk=on_disk)
+            asleep = self._put_away(session, sequence, state, on_disk=on_disk)
         except BaseException:
             self._moves.stay(sequence)
             raise
-        session.sequence = None
+        session.asleep, session.sequence = asleep, None
         with self._lock:
             self._active.pop(session, None)
         self._moves.leave(sequence)
+        if asleep.state is not None:
+            self._shelf.save_soon(session)  # not before: of a slab that is lent nothing can be copied
         return True
 
     def settle_down(self, session: Session) -> None:
@@ -178,7 +180,8 @@ class Hibernation:
         tokens, eos = sequence.tokens, state.eos_token_ids
         asleep = Asleep(len(tokens), state.committed, state.sink, eos, self._geometry, state.recall)
         in_host = replace(asleep, state=state, tokens=tokens, retriever=_retriever_of(sequence))
-        if not on_disk and self._take_host_room(session, in_host.bytes):
+        needed = in_host.bytes - state.storage.nbytes + self._moves.lifted_bytes(state)
+        if not on_disk and self._take_host_room(session, needed):
             try:
                 lifted = replace(in_host, state=self._moves.lift(state))
             except BaseException:
@@ -187,7 +190,6 @@ class Hibernation:
                 raise
             with self._lock:
                 self._host[session] = lifted.bytes
-            self._shelf.save_soon(session)
             return lifted
         if not self._shelf.is_saved(session, state.committed):
             copy = self._moves.lift(state)

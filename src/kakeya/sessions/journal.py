@@ -108,7 +108,7 @@ class GenerateJournal:
 
 @dataclass(frozen=True)
 class StoredGenerate:
-    """A generate that an earlier process has answered. One that it did not end is as good as cancelled."""
+    """A generate that an earlier process has answered. One that it cut short is as good as cancelled."""
 
     start: int
     count: int
@@ -117,10 +117,9 @@ class StoredGenerate:
     logprobs: tuple[tuple[float, tuple[TokenLogprob, ...]], ...] = ()
 
     @classmethod
-    def read(cls, answer: dict[str, Any], length: int) -> "StoredGenerate":
-        """From what is stored, where the history has `length` tokens."""
-        start = answer["start"]
-        count = length - start if answer["count"] is None else answer["count"]
+    def read(cls, answer: dict[str, Any]) -> "StoredGenerate":
+        """From what is stored of one that has ended."""
+        start, count = answer["start"], answer["count"]
         cancelled = DoneEvent(StopReason.CANCELLED, count, 0.0, 0.0, 0)
         done = cancelled if answer["done"] is None else _done(answer["done"])
         logprobs = tuple(

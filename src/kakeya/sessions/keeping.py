@@ -67,8 +67,11 @@ class Keeping:
         """A client has named what it shall see again, and is told so. Raises StorageFailed: take it back."""
 
     @contextmanager
-    def closing(self, session: Session) -> Iterator[None]:
-        """Nothing is left of it when the body runs. Raises StorageFailed, and then it stays."""
+    def closing(self, session: Session, *, expired: bool = False) -> Iterator[None]:
+        """Nothing is left of it when the body runs. Raises StorageFailed, and then it stays.
+
+        One that has only `expired` stays if it was used since that was seen: SessionBusy.
+        """
         yield
 
     def sweep(self, idle_ttl: float | None) -> list[Session]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from kakeya.config import RuntimeConfig
 from kakeya.engine.engine import Engine
 from kakeya.engine.sequence import TokenSequence
-from kakeya.errors import SessionNotFound, StorageFailed, Unavailable
+from kakeya.errors import SessionBusy, SessionNotFound, StorageFailed, Unavailable
 from kakeya.sessions.keeping import Keeping
 from kakeya.sessions.limits import Limits
 from kakeya.sessions.session import Session
@@ -57,9 +57,10 @@ class Lifetimes:
         log.info(message, extra=ids | {"client_label": label})
         return session.session_id
 
-    def end(self, session: Session) -> int:
-        """Close a session; its final length. Raises SessionNotFound when another thread has just done so."""
-        with self._keeping.closing(session):
+    def end(self, session: Session, *, expired: bool = False) -> int:
+        """Close a session; its final length. Raises SessionNotFound when another thread has just done so, and
+        SessionBusy when one that had `expired` has been used since."""
+        with self._keeping.closing(session, expired=expired):
             if not self.forget(session):
                 raise SessionNotFound(f"no session {session.session_id!r}")
             length = self._close_sequence(session)
@@ -107,8 +108,9 @@ class Lifetimes:
     def _expire_asleep(self, session: Session) -> bool:
         """Delete a session that slept for too long."""
         try:
-            self.end(self._store.get(session.session_id, session.owner))
-        except (SessionNotFound, StorageFailed, Unavailable) as error:  # gone, kept, or on its way elsewhere
+            self.end(session, expired=True)
+        except (SessionNotFound, SessionBusy, StorageFailed, Unavailable) as error:
+            # Gone, used again, kept, or on its way elsewhere.
             log.info("an expired session is not deleted: %s", error)
             return False
         return True

@@ -90,36 +90,36 @@ class Session:
         return self.created_at, self.session_id
 
     @property
+    def where(self) -> TokenSequence | Asleep:
+        """Its sequence, or how it sleeps. It may wake or fall asleep while this looks."""
+        while (found := self.sequence or self.asleep) is None:
+            pass
+        return found
+
+    @property
     def state(self) -> str:
-        sequence = self.sequence
-        if sequence is None:
-            return "disk" if self.asleep is None else self.asleep.place
-        if sequence.error is not None:
+        where = self.where
+        if isinstance(where, Asleep):
+            return where.place
+        if where.error is not None:
             return "failed"
-        return "idle" if sequence.request is None else "generating"
+        return "idle" if where.request is None else "generating"
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        sequence = self.sequence
-        if sequence is not None:
-            return tuple(sorted(sequence.eos_token_ids))
-        return () if self.asleep is None else self.asleep.eos_token_ids
+        return tuple(sorted(self.where.eos_token_ids))
 
     @property
     def recall(self) -> RecallState | None:
         """What it has of recall beside its slab; None for a session without."""
-        sequence = self.sequence
-        if sequence is not None:
-            return recall_of(sequence)
-        return None if self.asleep is None else self.asleep.recall
+        where = self.where
+        return where.recall if isinstance(where, Asleep) else recall_of(where)
 
     @property
     def length(self) -> int:
         """Of its history, roughly while it generates."""
-        sequence = self.sequence
-        if sequence is not None:
-            return sequence.committed
-        return 0 if self.asleep is None else self.asleep.length
+        where = self.where
+        return where.length if isinstance(where, Asleep) else where.committed
 
     @property
     def is_closed(self) -> bool:
@@ -164,10 +164,9 @@ class Session:
 
         Raises SessionNotFound when it has been closed.
         """
-        sequence, asleep = self.sequence, self.asleep
-        if sequence is None:
-            assert asleep is not None, "a session without a slab is asleep"
-            return self._describe_asleep(asleep)
+        sequence = self.where
+        if isinstance(sequence, Asleep):
+            return self._describe_asleep(sequence)
         if isinstance(sequence.error, SessionNotFound):
             raise sequence.error
         slab = sequence.slab

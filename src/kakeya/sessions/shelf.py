@@ -157,13 +157,14 @@ class Shelf:
                     self._saving.discard(session)
 
     def _save_now(self, session: Session) -> None:
-        sequence, asleep = session.sequence, session.asleep
-        if asleep is not None and asleep.state is not None and asleep.tokens is not None:
-            if not self.is_saved(session, asleep.computed):
-                self.save(session, asleep.state, asleep.tokens)
-        elif sequence is not None and self._store.is_durable:
-            state = self._moves.copy_state(sequence)
-            self.save(session, state, sequence.tokens)
+        where = session.where
+        if isinstance(where, Asleep):
+            is_saved = self.is_saved(session, where.computed)
+            if where.state is not None and where.tokens is not None and not is_saved:
+                self.save(session, where.state, where.tokens)
+        elif self._store.is_durable:
+            state = self._moves.copy_state(where)
+            self.save(session, state, where.tokens)
             self._moves.buffers.give_back(state.storage)
 
 

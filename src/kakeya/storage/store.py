@@ -292,6 +292,15 @@ class StateStore:
 
     # Answers and documents.
 
+    def put_answers(self, answers: Sequence[StoredAnswer]) -> None:
+        """Store answers in the place of earlier ones for the same calls. Waits for the disk."""
+
+        def put(db: sqlite3.Connection) -> None:
+            for each in answers:
+                self.records.answer(db, each)
+
+        self._ask(put)
+
     def answers(self) -> list[StoredAnswer]:
         return self._ask(lambda db: list(self.records.answers(db)))
 
