@@ -598,6 +598,7 @@ class Runtime:
             self._sweeper.stop()
         if drain_timeout > 0:
             self._engine.drain(drain_timeout)
+        self._engine.cancel_all()  # so that these sessions can be put to sleep, too
         self._keeping.close()
         self._engine.shutdown()
         self._keeping.end()

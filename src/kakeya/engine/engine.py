@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Self, TypeVar
 
@@ -307,6 +307,13 @@ class Engine:
         self._inbox.wake()
         return self._drained.wait(timeout)
 
+    def cancel_all(self) -> None:
+        """Refuse new work and cancel what runs: all sequences rest then."""
+        self._draining = True
+        if self._thread.is_alive():
+            with suppress(Unavailable):  # it has died, and nothing runs
+                self._inbox.ask(self._cancel_active)
+
     @contextmanager
     def using_device(self) -> Iterator[None]:
         """Wrap device work of the caller's own thread. A device that turns out to be lost ends the engine."""
@@ -346,10 +353,13 @@ class Engine:
             self._stepper.step()
             if self._draining and not self._scheduler.active:
                 self._drained.set()
-        for request in list(self._scheduler.active):
-            request.cancel()
+        self._cancel_active()
         self._inbox.close()
         self._inbox.answer(wait=False)
+
+    def _cancel_active(self) -> None:
+        for request in list(self._scheduler.active):
+            request.cancel()
 
     def _open(
         self,
