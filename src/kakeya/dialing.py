@@ -18,6 +18,7 @@ class Retry:
     """How often and how patiently a call is tried when the server cannot be reached or a reply is lost.
 
     The pause doubles from `first_delay` up to `longest_delay` seconds; each is cut at random by up to a half.
+    A server that says that it loads or drains is asked again each second, and that counts as no failure.
     Every call that changes something carries a request id, so nothing is done twice. One attempt: no retry.
     """
 

@@ -20,6 +20,7 @@
     │   │   └── StorageFailed  the state directory cannot be written or read: full, or broken
     │   │       └── Fenced     another process has taken the state directory over
     │   └── Unavailable        draining, shut down, still loading or out of reach
+    │       ├── Restarting     the server says that it is loading, or that it ends and takes no new work
     │       └── DeviceLost     the device failed for good, and the engine with it
     ├── InvariantViolation     the session's bookkeeping broke; the session is failed
     ├── StateMismatch          exported state of another model, geometry or format
@@ -158,6 +159,10 @@ class Unauthenticated(KakeyaError):
 
 class Unavailable(ComeBackLater):
     """The server or engine is draining, shut down, dead, still loading or out of reach."""
+
+
+class Restarting(Unavailable):
+    """The server says that it is loading, or that it ends and takes no new work. Clients wait for it."""
 
 
 class DeviceLost(Unavailable):

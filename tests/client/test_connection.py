@@ -10,7 +10,7 @@ from grpc import StatusCode
 from kakeya import errors
 from kakeya.client import AsyncClient, AsyncSession, Retry, StopReason
 from kakeya.client.connection import Attempts
-from kakeya.errors import HistoryMismatch, InvalidArgument, SessionBusy, Unavailable
+from kakeya.errors import HistoryMismatch, InvalidArgument, Restarting, SessionBusy, Unavailable
 from support.network import BreakStream, CutLine, EndStream, FaultyProxy, Hang, LoseReply, Refuse
 from support.serving import KEY
 
@@ -398,6 +398,23 @@ def test_pauses_double_up_to_the_longest_and_differ(pauses: Pauses) -> None:
         drawn = pauses[turn::5]
         assert all(longest / 2 <= pause <= longest for pause in drawn)
         assert len(set(drawn)) > 1
+
+
+def test_a_server_that_says_that_it_restarts_is_waited_for(pauses: Pauses) -> None:
+    async def wait() -> None:
+        attempts = Attempts(Retry(3, 0.1, 5.0), None, pauses.take)
+        for _ in range(50):
+            await attempts.pause_or_raise(Restarting("loading"))
+        assert all(0.5 <= pause <= 1.0 for pause in pauses), "not longer and longer"
+        await attempts.pause_or_raise(Unavailable("away"))
+        with pytest.raises(Unavailable):
+            await attempts.pause_or_raise(Unavailable("away"))
+        with pytest.raises(Restarting):
+            await Attempts(Retry(1), None, pauses.take).pause_or_raise(Restarting("no retry"))
+        with pytest.raises(Restarting):
+            await Attempts(Retry(3), 0.4, pauses.take).pause_or_raise(Restarting("no time"))
+
+    asyncio.run(wait())
 
 
 def test_pauses_leave_the_programs_random_numbers_alone(pauses: Pauses) -> None:

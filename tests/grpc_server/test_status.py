@@ -150,7 +150,7 @@ def test_a_loading_server_is_unavailable() -> None:
         with serving.connected(server.address) as stub:
             assert refused(lambda: stub.GetServerInfo(pb.GetServerInfoRequest())) == (
                 Code.UNAVAILABLE,
-                "Unavailable",
+                "Restarting",
                 "the model is still loading",
             )
             assert refused(lambda: stub.Generate(generate("any")))[0] is Code.UNAVAILABLE

@@ -3,7 +3,7 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { createClient, type Client as RpcClient, type CallOptions as RpcOptions } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
-import { Conflict, DeadlineExceeded, HistoryMismatch, KakeyaError, Unavailable } from "./errors.js";
+import { Conflict, DeadlineExceeded, HistoryMismatch, KakeyaError, Restarting, Unavailable } from "./errors.js";
 import { translated } from "./failures.js";
 import {
   type CallOptions,
@@ -24,6 +24,8 @@ export type Rpc = RpcClient<typeof RuntimeService>;
 
 // A tokenizer file can be large; anything beyond this is no answer of ours.
 const MAX_MESSAGE_BYTES = 256 * 2 ** 20;
+// Between questions to a server that says that it restarts. Nobody is in a hurry, and there may be many of us.
+const RESTART_PAUSE_MS = 1000;
 
 /** Counts the tries of one call and pauses between them. All must be over after `timeoutMs`. */
 export class Attempts {
@@ -58,7 +60,8 @@ export class Attempts {
   }
 
   /**
-   * Wait before the next try. Throws `error` when another try is useless or there is no time for it.
+   * Wait before the next try. Throws `error` when another try is useless or there is no time for it. A server
+   * is waited for as long as it says that it restarts.
    *
    * `conflictPasses`: the session is busy only with work that is being stopped.
    */
@@ -68,8 +71,9 @@ export class Attempts {
       throw error;
     }
     this.afterABreak ||= error instanceof Unavailable;
-    this.#failed += 1;
-    const delay = this.#delay();
+    const restarts = error instanceof Restarting;
+    this.#failed = restarts ? 1 : this.#failed + 1;
+    const delay = this.#delay(restarts ? RESTART_PAUSE_MS : this.retry.firstDelayMs);
     const tooLate = this.#end !== undefined && performance.now() + delay >= this.#end;
     if (this.#failed >= this.retry.attempts || tooLate) {
       throw error;
@@ -77,8 +81,8 @@ export class Attempts {
     await pause(delay, this.signals);
   }
 
-  #delay(): number {
-    const longest = Math.min(this.retry.longestDelayMs, this.retry.firstDelayMs * 2 ** (this.#failed - 1));
+  #delay(first: number): number {
+    const longest = Math.min(this.retry.longestDelayMs, first * 2 ** (this.#failed - 1));
     return longest * (0.5 + Math.random() / 2);
   }
 }

@@ -14,6 +14,7 @@
  *     ├── ComeBackLater          it may work later
  *     │   ├── ResourceExhausted  no slab free, queue full, over quota
  *     │   └── Unavailable        draining, shut down, still loading or out of reach
+ *     │       └── Restarting     the server says that it is loading, or that it ends and takes no new work
  *     ├── InvariantViolation     the session's bookkeeping broke; the session is failed
  *     ├── StateMismatch          an exported session of another model, geometry or format
  *     │   └── StateDamaged       one that was cut or changed
@@ -70,6 +71,9 @@ export class ResourceExhausted extends ComeBackLater {}
 
 /** The server is draining, shut down, dead, still loading or out of reach. */
 export class Unavailable extends ComeBackLater {}
+
+/** The server says that it is loading, or that it ends and takes no new work. Clients wait for it. */
+export class Restarting extends Unavailable {}
 
 /** A session's bookkeeping contradicts its storage; the session is failed and freed. */
 export class InvariantViolation extends KakeyaError {}

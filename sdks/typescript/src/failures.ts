@@ -20,6 +20,7 @@ const BY_STATUS: Partial<Record<Code, Kind>> = {
 
 // Where one status stands for several errors, the server names the one it means.
 const BY_NAME: Record<string, Kind> = {
+  Restarting: errors.Restarting,
   SessionBusy: errors.SessionBusy,
   HistoryMismatch: errors.HistoryMismatch,
   StepFailed: errors.StepFailed,

@@ -9,8 +9,9 @@ const MODEL_KEY = "kakeya-model";
 /**
  * How often and how patiently a call is tried when the server cannot be reached or a reply is lost.
  *
- * The pause doubles from `firstDelayMs` up to `longestDelayMs`; each is cut at random by up to a half. Every call
- * that changes something carries a request id, so nothing is done twice. One attempt: no retry.
+ * The pause doubles from `firstDelayMs` up to `longestDelayMs`; each is cut at random by up to a half. A server that
+ * says that it loads or drains is asked again each second, and that counts as no failure. Every call that changes
+ * something carries a request id, so nothing is done twice. One attempt: no retry.
  */
 export interface Retry {
   /** How often a call is tried. Left out: 9. */

@@ -1,6 +1,8 @@
 /** The client's own: settings, signals, a server that is not there, encryption. */
 
 import assert from "node:assert/strict";
+import { createServer } from "node:http2";
+import type { AddressInfo } from "node:net";
 import { join } from "node:path";
 import { test } from "node:test";
 import {
@@ -10,6 +12,8 @@ import {
   ConfigError,
   InvalidArgument,
   KakeyaError,
+  Restarting,
+  Unauthenticated,
   Unavailable,
 } from "kakeya";
 import { connect, IMPATIENT, NOWHERE, PROMPT } from "./support.js";
@@ -74,6 +78,27 @@ test("a server that is not there", async () => {
     assert.match(String(error.cause), /ECONNREFUSED/);
     return true;
   });
+});
+
+test("a server that says that it restarts is waited for", async () => {
+  let asked = 0;
+  const server = createServer((_, response) => {
+    asked += 1;
+    const said = asked < 5 ? { "grpc-status": "14", "kakeya-error": "Restarting" } : { "grpc-status": "16" };
+    response.writeHead(200, { "content-type": "application/grpc+proto", ...said }).end();
+  });
+  await new Promise<void>((listening) => server.listen(0, "127.0.0.1", listening));
+  const address = `127.0.0.1:${(server.address() as AddressInfo).port}`;
+  try {
+    await using client = connect({ address, retry: IMPATIENT });
+    await assert.rejects(client.serverInfo(), Unauthenticated);
+    assert.equal(asked, 5);
+    asked = 0;
+    await using hasty = connect({ address, retry: { attempts: 1 } });
+    await assert.rejects(hasty.serverInfo(), Restarting);
+  } finally {
+    server.close();
+  }
 });
 
 test("a signal ends the pause between two tries", async () => {

@@ -13,11 +13,13 @@ from grpc.aio import AioRpcError
 
 from kakeya.client.failures import translated
 from kakeya.dialing import MODEL_KEY, TLS, Keepalive, Retry, channel_options
-from kakeya.errors import ConfigError, Conflict, HistoryMismatch, KakeyaError, Unavailable
+from kakeya.errors import ConfigError, Conflict, HistoryMismatch, KakeyaError, Restarting, Unavailable
 from kakeya.wire import runtime_pb2_grpc
 
 # Its own, so that pauses neither follow a program's seed nor disturb it.
 _JITTER = random.Random()
+# Between questions to a server that says that it restarts. Nobody is in a hurry, and there may be many of us.
+_RESTART_PAUSE_S = 1.0
 
 
 class Attempts:
@@ -49,6 +51,7 @@ class Attempts:
 
     async def pause_or_raise(self, error: KakeyaError, *, conflict_passes: bool = False) -> None:
         """Wait before the next try. Raises `error` when another try is useless or there is no time for it.
+        A server is waited for as long as it says that it restarts.
 
         `conflict_passes`: the session is busy only with work that is being stopped.
         """
@@ -56,15 +59,16 @@ class Attempts:
         if not (isinstance(error, Unavailable) or (busy and conflict_passes)):
             raise error
         self.after_a_break |= isinstance(error, Unavailable)
-        self._failed += 1
-        delay = self._delay()
+        restarts = isinstance(error, Restarting)
+        self._failed = 1 if restarts else self._failed + 1
+        delay = self._delay(_RESTART_PAUSE_S if restarts else self._retry.first_delay)
         left = self.time_left()
         if self._failed >= self._retry.attempts or (left is not None and delay >= left):
             raise error
         await self._pause(delay)
 
-    def _delay(self) -> float:
-        longest = min(self._retry.longest_delay, self._retry.first_delay * 2.0 ** (self._failed - 1))
+    def _delay(self, first: float) -> float:
+        longest = min(self._retry.longest_delay, first * 2.0 ** (self._failed - 1))
         return longest * _JITTER.uniform(0.5, 1.0)
 
 

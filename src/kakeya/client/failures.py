@@ -23,6 +23,7 @@ _BY_NAME: dict[object, type[KakeyaError]] = {
     for kind in (
         errors.PresetNotFound,
         errors.RunNotFound,
+        errors.Restarting,
         errors.SessionBusy,
         errors.HistoryMismatch,
         errors.StepFailed,

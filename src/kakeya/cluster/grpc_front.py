@@ -13,7 +13,7 @@ from grpc.aio import AioRpcError
 
 from kakeya.cluster.homes import Homes, Link, came_through
 from kakeya.dialing import MODEL_KEY
-from kakeya.errors import ERROR_NAME_KEY, InvalidArgument, Unavailable
+from kakeya.errors import ERROR_NAME_KEY, InvalidArgument, Restarting, Unavailable
 from kakeya.grpc_server.front import GrpcFront
 from kakeya.grpc_server.server import SERVICE_NAME
 from kakeya.grpc_server.status import Context, statuses
@@ -257,9 +257,9 @@ class Forwarding(grpc.GenericRpcHandler):
     def _called(self, context: Context) -> tuple[str, Homes]:
         owner = self._keys.owner_of(context.invocation_metadata() or ())
         if self._is_draining:
-            raise Unavailable("this front end is shutting down and takes no new work")
+            raise Restarting("this front end is shutting down and takes no new work")
         if self.homes is None:
-            raise Unavailable("the homes of the cluster are still looked for")
+            raise Restarting("the homes of the cluster are still looked for")
         return owner, self.homes
 
     async def _unary(self, link: Link, method: str, request: bytes, owner: str, context: Context) -> bytes:

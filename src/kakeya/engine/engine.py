@@ -40,6 +40,7 @@ from kakeya.errors import (
     InvalidArgument,
     KakeyaError,
     ResourceExhausted,
+    Restarting,
     Unavailable,
 )
 from kakeya.observer import UNOBSERVED, EngineObserver
@@ -410,7 +411,7 @@ class Engine:
 
     def _refuse_when_draining(self) -> None:
         if self._draining:
-            raise Unavailable("the engine is draining and takes no new work")
+            raise Restarting("the engine is draining and takes no new work")
 
     # How the engine dies.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from kakeya.errors import Unavailable
+from kakeya.errors import Restarting
 from kakeya.grpc_server import messages
 from kakeya.grpc_server.status import Context, statuses
 from kakeya.serving.commons import Commons
@@ -198,7 +198,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
         async with statuses(context):
             owner = self._keys.owner_of(context.invocation_metadata() or ())
             if self.runtime is None:
-                raise Unavailable("the model is still loading")
+                raise Restarting("the model is still loading")
             yield Caller(owner, self.runtime)
 
     async def _new_session(
@@ -230,7 +230,7 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServiceServicer):
             sendable.pop()
         yield from messages.grouped(sendable) if grouped else map(messages.generate_event, sendable)
         if interrupted:
-            raise Unavailable("the server is shutting down and stopped this generate")
+            raise Restarting("the server is shutting down and stopped this generate")
         if isinstance(events[-1], FailedEvent):
             raise events[-1].error
 

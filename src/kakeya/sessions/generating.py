@@ -15,6 +15,7 @@ from kakeya.errors import (
     InvariantViolation,
     NoFreeSlab,
     ResourceExhausted,
+    Restarting,
     SessionBusy,
     SessionNotFound,
     StorageFailed,
@@ -39,6 +40,7 @@ _REFUSALS: dict[type[BaseException], str] = {
     StorageFailed: "exhausted",
     InvariantViolation: "failed",
     Unavailable: "unavailable",
+    Restarting: "unavailable",
     DeviceLost: "unavailable",
 }
 
