@@ -92,6 +92,15 @@ def test_compose_publishes_nothing_to_other_machines(services: dict[str, Any]) -
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 
+def test_nobody_is_an_administrator_of_grafana_by_a_password_that_everybody_knows(
+    services: dict[str, Any],
+) -> None:
+    settings = services["grafana"]["environment"]
+    assert settings["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    # The form, and `Authorization: Basic` at the API: each would take admin with the password admin.
+    assert (settings["GF_AUTH_DISABLE_LOGIN_FORM"], settings["GF_AUTH_BASIC_ENABLED"]) == ("true", "false")
+
+
 def test_prometheus_and_grafana_find_each_other(services: dict[str, Any]) -> None:
     scrapes = yaml.safe_load((ROOT / "deploy/prometheus.yaml").read_text())["scrape_configs"]
     (target,) = scrapes[0]["static_configs"][0]["targets"]
