@@ -1,5 +1,6 @@
 /** One connection to a server: calls with a key, a deadline and retries. */
 
+import { setMaxListeners } from "node:events";
 import { setTimeout as sleep } from "node:timers/promises";
 import { createClient, type Client as RpcClient, type CallOptions as RpcOptions } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
@@ -129,7 +130,9 @@ export class Connection {
     return this.#rpc;
   }
 
+  /** The tries of one call. Every call with a signal begins here. */
   attempts(timeoutMs: number | undefined, signal?: AbortSignal): Attempts {
+    expectMany(signal);
     return new Attempts(this.#retry, timeoutMs, [signal, this.#closing.signal]);
   }
 
@@ -179,6 +182,13 @@ export class Connection {
   }
 }
 
+/** Many calls may wait for one signal, as agents do that end together. From eleven on Node warns of a leak. */
+function expectMany(signal: AbortSignal | undefined): void {
+  if (signal !== undefined) {
+    setMaxListeners(0, signal);
+  }
+}
+
 /** What `work` gives. Throws the reason of the first signal that aborts before. */
 export async function unlessAborted<T>(work: Promise<T>, ...signals: (AbortSignal | undefined)[]): Promise<T> {
   let wake = () => {};
@@ -186,6 +196,7 @@ export async function unlessAborted<T>(work: Promise<T>, ...signals: (AbortSigna
     wake = resolve;
   });
   for (const signal of signals) {
+    expectMany(signal);
     signal?.addEventListener("abort", wake);
   }
   try {

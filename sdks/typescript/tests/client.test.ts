@@ -1,10 +1,12 @@
 /** The client's own: settings, signals, a server that is not there, encryption. */
 
 import assert from "node:assert/strict";
+import { getEventListeners } from "node:events";
 import { createServer } from "node:http2";
 import type { AddressInfo } from "node:net";
 import { join } from "node:path";
 import { test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
 import {
   Client,
   type ClientOptions,
@@ -16,7 +18,7 @@ import {
   Unauthenticated,
   Unavailable,
 } from "kakeya";
-import { connect, IMPATIENT, NOWHERE, PROMPT } from "./support.js";
+import { connect, IMPATIENT, LONG, NOWHERE, PROMPT } from "./support.js";
 
 test("settings that cannot work are refused by name", () => {
   const bad: [ClientOptions, RegExp][] = [
@@ -112,6 +114,34 @@ test("a signal ends the pause between two tries", async () => {
   const waiting = client.serverInfo();
   setTimeout(() => client.close(), 30);
   await assert.rejects(waiting, /closed during the call/);
+});
+
+test("many calls may wait for one signal, and let go of it", async () => {
+  const warnings: Error[] = [];
+  const hear = (warning: Error) => warnings.push(warning);
+  process.on("warning", hear);
+  const stop = new AbortController();
+  const many = Array.from({ length: 20 });
+  await using absent = connect({ address: NOWHERE, retry: IMPATIENT });
+  await using client = connect();
+  await using session = await client.createSession({ ignoreEos: true });
+  await session.append(PROMPT);
+  const { signal } = stop;
+  await Promise.all(many.map(() => assert.rejects(absent.serverInfo(), Unavailable)));
+  await Promise.all(many.map(() => client.tokenizer({ signal })));
+  await Promise.all(many.map(() => session.info({ signal })));
+  const forks = await Promise.all(many.map(() => session.fork({ signal })));
+  await Promise.all(
+    forks.map(async (fork) => {
+      await using stream = fork.generate(LONG, { signal });
+      await stream.next();
+    }),
+  );
+  await Promise.all(forks.map((fork) => fork.close({ signal })));
+  await sleep(0); // warnings come in the next turn of the loop
+  process.off("warning", hear);
+  assert.deepEqual(warnings, []);
+  assert.equal(getEventListeners(signal, "abort").length, 0);
 });
 
 test("no try is begun that would come too late", async () => {
