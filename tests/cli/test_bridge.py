@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from kakeya.bridge.archive import Archive
 from kakeya.bridge.caller import Bridge
+from kakeya.bridge.records import RunRecord
 from kakeya.bridge.runs import Runs
 from kakeya.cli import bridge as verbs
 from kakeya.errors import RemoteError
@@ -99,6 +101,17 @@ def test_a_detached_run_goes_on(run: Run, address: str, runs: Runs) -> None:
     assert "attach" in run("bridge", "cancel", address, run_id).err
     ended = run("bridge", "attach", address, run_id, "--output", "cut.json")
     assert (ended.status, "polite cancelled" in ended.err, "partial" in ended.err) == (1, True, True)
+
+
+def test_nobody_knows_how_long_a_run_took_whose_bridge_died(run: Run, tmp_path: Path) -> None:
+    dead = Archive(tmp_path / "dead", keep=9)
+    dead.create(RunRecord("cut", "passes", "2026-11-19T08:00:00+00:00", owner="local"))
+    dead.close()
+    with running(tmp_path / "dead", {"passes": writing(report())}) as later, bridging(later) as address:
+        attached = run("bridge", "attach", address, "cut")
+        listed = run("bridge", "runs", address)
+    assert "passes failed: the bridge died during the run" in attached.err
+    assert re.search(r"08:00:00\+00:00 +\? +0%", listed.out)
 
 
 def test_ctrl_c_ends_the_run_and_brings_home_what_it_has(

@@ -171,7 +171,7 @@ def runs(context: typer.Context, options: ListOptions) -> None:
     if not screen.out.is_terminal:
         screen.out.width = PIPE_WIDTH
     for each in found:
-        took, done = human_seconds(each.elapsed_s), f"{each.progress:.0%}"
+        took, done = _took(each) or "?", f"{each.progress:.0%}"
         cells = (each.run_id, each.preset, each.state.value, each.started_at, took, done, each.reason)
         table.add_row(*(escape(harmless(cell)) for cell in cells))
     screen.out.print(table)
@@ -195,9 +195,14 @@ def _bring_home(bridge: "Bridge", states: "Iterator[RunRecord]", output: Path | 
             screen.notice(harmless(line))
     passed = last.state.value == "passed"
     why = f": {harmless(last.reason)}" if last.reason else ""
-    took = human_seconds(last.elapsed_s)
-    screen.notice(f"{last.preset} {last.state.value} after {took}{why}", style="" if passed else "bold red")
+    after = f" after {took}" if (took := _took(last)) else ""
+    screen.notice(f"{last.preset} {last.state.value}{after}{why}", style="" if passed else "bold red")
     raise typer.Exit(0 if passed else 1)
+
+
+def _took(record: "RunRecord") -> str:
+    """How long it took; nothing where the bridge died meanwhile, so that nobody knows."""
+    return "" if record.is_over and record.elapsed_s == 0 else human_seconds(record.elapsed_s)
 
 
 def _followed(screen: BenchScreen, bridge: "Bridge", states: "Iterator[RunRecord]") -> "RunRecord":
