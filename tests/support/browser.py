@@ -67,7 +67,7 @@ class Console:
         return self.said(number)
 
     def finished(self, number: int) -> None:
-        expect(self.answers.nth(number).locator(".about")).to_be_attached()
+        expect(self.answers.nth(number).locator("p.about")).to_be_attached()
         expect(self.button("Send")).to_be_visible()
 
     def said(self, number: int) -> str:
