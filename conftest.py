@@ -1,12 +1,20 @@
 """How a process that runs tests is set up, before anything else is imported there."""
 
+import gc
 import os
 import signal
 import sys
+from collections.abc import Generator
 from contextlib import suppress
 from importlib import import_module
+from typing import Any
+
+import pytest
 
 from support.untraced import untraced
+
+# Until all tests are collected nothing of it is garbage.
+gc.disable()
 
 # A shell's background and nohup hand signals down ignored, and processes hand them on. Tests press Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -35,3 +43,13 @@ def _import_foreign() -> None:
 
 if sys.gettrace() is not None:
     untraced(_import_foreign)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What is imported and collected stays to the end: later searches for garbage leave it alone."""
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

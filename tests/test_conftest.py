@@ -1,5 +1,6 @@
 """The tests run wherever they are started: in a script's background, under nohup, without a terminal."""
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -32,3 +33,9 @@ def test_ctrl_c_is_noticed_though_the_shell_ignores_it(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 0, output.read_text()
+
+
+def test_garbage_is_searched_for_but_not_among_what_was_collected() -> None:
+    """Tests that collect garbage themselves would look through half a million objects each time."""
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 100_000
