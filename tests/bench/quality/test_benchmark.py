@@ -1,5 +1,6 @@
 """`bench quality` over a tiny model, from the flags to the page, with a stand-in for llama.cpp."""
 
+import hashlib
 import importlib.util
 import json
 import math
@@ -221,6 +222,27 @@ def test_every_file_is_read_by_both(
     assert [gate.passed for gate in found.gates.values()] == [None]
 
 
+@pytest.mark.usefixtures("stand_in")
+def test_both_read_the_text_that_is_named(chat_model: Path, measure: Measure) -> None:
+    text = Path("mine.txt")
+    text.write_text("All work and no play makes a dull boy. " * 20)
+    bench = TinyBench(model=str(chat_model), part=[Part.PEER], text=text)
+    assert bench.work == 2 * 195
+    found = measure(bench)
+    with opened(chat_model, 0, 10) as runtime:
+        tokens = runtime.tokenizer.encode(text.read_text())
+    (row,) = found.results.peer.files
+    passages = [tokens[at : at + peer.PASSAGE_TOKENS] for at in range(0, len(tokens), peer.PASSAGE_TOKENS)]
+    assert row.llama_cpp == pytest.approx(
+        math.exp(statistics.fmean(token / 100 for passage in passages for token in passage[1:]))
+    )
+    assert found.run.facts["text"] == {
+        "file": "mine.txt",
+        "sha256": hashlib.sha256(text.read_bytes()).hexdigest(),
+        "characters": 780,
+    }
+
+
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
 def test_llama_cpp_itself_finds_about_the_same(
     default_model: Path, measure: Measure, monkeypatch: pytest.MonkeyPatch
@@ -277,6 +299,11 @@ def test_what_cannot_be_is_refused_before_anything_is_fetched(
     QualityBench(**PEER, peer_tokens=2, also=[Path("there.gguf")]).check(picture=True)
     with pytest.raises(ConfigError, match=message):
         QualityBench(**settings).check(picture=True)
+
+
+def test_a_text_that_no_part_would_read_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--text is read by the parts memory and peer"):
+        QualityBench(part=[Part.CHOICES], text=Path("mine.txt")).check(picture=False)
 
 
 def test_a_missing_peer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

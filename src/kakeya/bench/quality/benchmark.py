@@ -35,6 +35,8 @@ _peer = partial(typer.Option, rich_help_panel="The part peer")
 
 # Roughly what the packaged text has.
 TEXT_TOKENS = 3000
+# And roughly how long a token of any text is.
+BYTES_A_TOKEN = 4
 
 
 class Part(StrEnum):
@@ -91,15 +93,15 @@ class QualityBench(Benchmark[QualityResults]):
     ] = False
     text: Annotated[
         Path | None,
-        typer.Option(help="Plain UTF-8 text for memory; the packaged one has about 2,800 tokens."),
+        typer.Option(help="Plain UTF-8 text for memory and peer; the packaged one has about 2,800 tokens."),
     ] = None
     history_tokens: Annotated[int, _memory(help="How much of the text one session reads.")] = 131_072
     full_tokens: Annotated[int, _memory(help="Where full attention stops, which slows as it goes.")] = 16_384
     sliding_window: Annotated[int, _memory(help="A window without sinks.")] = 1024
     windows: Annotated[str, _memory(help="Windows beside 4 sinks, with commas.")] = "252,508,1020,2044"
-    peer_tokens: Annotated[
-        int | None, _peer(help="How much of the packaged text is scored; all when left out.")
-    ] = None
+    peer_tokens: Annotated[int | None, _peer(help="How much of the text is scored; all when left out.")] = (
+        None
+    )
     also: Annotated[
         list[Path] | None, _peer(help="A .gguf file to compare as well; may be given more than once.")
     ] = None
@@ -168,9 +170,16 @@ class QualityBench(Benchmark[QualityResults]):
         tokens = {
             Part.CHOICES: (1 + len(self.choices)) * self.work_of_a_choice,
             Part.MEMORY: sum(map(self.tokens_of, self.ways)) + afresh,
-            Part.PEER: 2 * (1 + len(self.also or ())) * (self.peer_tokens or TEXT_TOKENS),
+            Part.PEER: 2 * (1 + len(self.also or ())) * self._scored_tokens,
         }
         return sum(tokens[part] for part in self.parts)
+
+    @property
+    def _scored_tokens(self) -> int:
+        """Roughly how much of the text peer scores."""
+        if self.text is None:
+            return self.peer_tokens or TEXT_TOKENS
+        return self.peer_tokens or self.text.stat().st_size // BYTES_A_TOKEN
 
     def check(self, *, picture: bool) -> None:
         parts = self.parts
@@ -185,7 +194,10 @@ class QualityBench(Benchmark[QualityResults]):
             self.require_least(history_tokens=2, full_tokens=2)
             for way in self.ways:
                 way.cache()
-        if (text := self._long_text()) is not None:
+        if self.text is not None and not self.parts & {Part.MEMORY, Part.PEER}:
+            raise ConfigError("--text is read by the parts memory and peer, which were not asked for")
+        text = self.read_text()
+        if Part.MEMORY in parts:
             self._check_length(len(text.encode()), "bytes")  # which no tokenizer makes more of
         if Part.PEER in parts:
             self._check_peer()
@@ -206,10 +218,8 @@ class QualityBench(Benchmark[QualityResults]):
                 "ask for less, or give a longer text with --text FILE"
             )
 
-    def _long_text(self) -> str | None:
-        """What is read at length; None where no part does. Raises ConfigError for what is no UTF-8."""
-        if Part.MEMORY not in self.parts:
-            return None
+    def read_text(self) -> str:
+        """What memory and peer read. Raises ConfigError for what is no UTF-8."""
         if self.text is None:
             return prose()
         try:
@@ -223,14 +233,16 @@ class QualityBench(Benchmark[QualityResults]):
         if Part.CHOICES in self.parts:
             run.facts["choices"] = FACTS
         token_ids: list[int] = []
-        if (text := self._long_text()) is not None:
-            token_ids = self._tokens(text)
+        if self.parts & {Part.MEMORY, Part.PEER}:
+            text = self.read_text()
             run.facts["text"] = {
                 "file": "bench/data/galapagos.txt" if self.text is None else self.text.name,
                 "sha256": hashlib.sha256(text.encode()).hexdigest(),
                 "characters": len(text),
-                "tokens": len(token_ids),
             }
+            if Part.MEMORY in self.parts:
+                token_ids = self._tokens(text)
+                run.facts["text"]["tokens"] = len(token_ids)
         results, work = QualityResults(), run.work(self.work)
         for measure in (_MEASURES[part] for part in Part if part in self.parts):
             for found in measure(self, token_ids, work):

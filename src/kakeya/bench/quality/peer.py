@@ -17,7 +17,6 @@ from kakeya.bench.quality.scoring import PASSAGE_TOKENS, Found, cut, open_alone,
 from kakeya.bench.report import Gate, at_most
 from kakeya.bench.stats import ratio
 from kakeya.bench.tables import Chart, Column, Table
-from kakeya.bench.text import prose
 from kakeya.config import CacheConfig
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def measure_peer(bench: "QualityBench", token_ids: Sequence[int], work: Work) ->
         with open_alone(bench, CacheConfig(sink=0, window=size), file) as runtime:
             facts, encode = runtime.describe(), runtime.tokenizer.encode
             require_llama(facts.path, asked_by=ASKED_BY)
-            passages = cut(encode(prose())[: bench.peer_tokens], PASSAGE_TOKENS)
+            passages = cut(encode(bench.read_text())[: bench.peer_tokens], PASSAGE_TOKENS)
             ours = [nats for passage in passages for nats in surprises(runtime, passage, work)]
             start = encode("", bos=True)
         work.begin(f"{name}: llama.cpp")
