@@ -16,6 +16,7 @@ from kakeya.bench.processes import clean_environment
 from kakeya.bench.report import from_json
 from kakeya.config import EngineConfig
 from kakeya.errors import ConfigError
+from kakeya.garbage import uncollected
 from kakeya.options import ComputeOptions, flags
 
 QUESTION = "What is the capital of France?"
@@ -74,10 +75,12 @@ def _last_line(errors: str) -> str:
 
 def main(argument: str) -> None:
     """The fresh process: load, say so, answer one token, say so."""
-    from kakeya.runtime import Runtime  # here, so that its imports fall inside the measured time
-
     asked = json.loads(argument)
-    with Runtime.open(asked["model"], from_json(EngineConfig, asked["config"])) as runtime:
+    with uncollected():  # as every verb that opens a model
+        from kakeya.runtime import Runtime  # here, so that its imports fall inside the measured time
+
+        opened = Runtime.open(asked["model"], from_json(EngineConfig, asked["config"]))
+    with opened as runtime:
         sys.stdout.write(f"{_CHATS if runtime.tokenizer.has_chat_template else 'ready'}\n")
         sys.stdout.flush()
         session_id = runtime.create_session(client_label="bench")

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from kakeya.cli.console import FetchBar, Screen
 from kakeya.config import EngineConfig
+from kakeya.garbage import uncollected
 
 if TYPE_CHECKING:
     from kakeya.runtime import Runtime
@@ -16,6 +17,7 @@ def open_runtime(screen: Screen, model: str, config: EngineConfig) -> "Runtime":
     with FetchBar(screen) as progress:
         resolve(model, progress, config)
     # Imported here because torch takes a second to import, and a missing model needs no torch.
-    from kakeya.runtime import Runtime
+    with uncollected():
+        from kakeya.runtime import Runtime
 
-    return Runtime.open(model, config)
+        return Runtime.open(model, config)

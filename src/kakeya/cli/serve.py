@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -15,6 +16,7 @@ from kakeya.cli.memory import MOST_BY_DEFAULT, fitting_capacity
 from kakeya.cli.serve_banner import Banner
 from kakeya.cli.serve_options import ServeOptions
 from kakeya.config import EngineConfig
+from kakeya.garbage import uncollected
 from kakeya.serving.config import AdmissionConfig, HttpConfig, ServerConfig
 
 if TYPE_CHECKING:
@@ -154,11 +156,8 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
     known = options.known_beginnings()
     traces = tracing.from_environment(options.model)
 
-    def load(metrics: "Metrics") -> "Runtime":
-        from kakeya.models.catalogue import resolve
-
-        with FetchBar(screen) as progress:
-            path = resolve(options.model, progress, asked)
+    @uncollected()
+    def opened(path: Path, metrics: "Metrics") -> "Runtime":
         from kakeya.engine.backends import chosen_backend
         from kakeya.loading import give_back_memory
         from kakeya.models.checkpoint import open_checkpoint
@@ -172,5 +171,12 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
         del checkpoint  # frees its vocabulary of Python strings
         give_back_memory()
         return runtime
+
+    def load(metrics: "Metrics") -> "Runtime":
+        from kakeya.models.catalogue import resolve
+
+        with FetchBar(screen) as progress:
+            path = resolve(options.model, progress, asked)
+        return opened(path, metrics)
 
     return load
