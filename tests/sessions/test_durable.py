@@ -229,7 +229,7 @@ def test_a_damaged_snapshot_is_computed_again(
         file.write_bytes(contents[:-50] if damage == "cut" else contents)
     second = open_tiny(CONFIG, settings=kept(tmp_path / "a"))
     done = answer(second, session, 20, sampling=SEEDED)
-    assert "damaged" in caplog.text
+    assert f"the snapshot of session {session} is damaged" in caplog.text
     solo = new_session(alone)
     answer(alone, solo, 60, sampling=SEEDED)
     assert tokens(done) == tokens(answer(alone, solo, 20, sampling=SEEDED))

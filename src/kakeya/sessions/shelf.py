@@ -131,7 +131,7 @@ class Shelf:
             contents = self._store.load(session.snapshot)
             return decode_state(contents, source, self._fingerprint, self._geometry, tokens), tokens
         except StateMismatch as error:
-            log.error("a snapshot is damaged and is computed again: %s", error)
+            log.error("%s is damaged and is computed again: %s", source, error)
             self._observer.snapshot_damaged()
             session.snapshot = None
             return None, tokens
