@@ -20,8 +20,10 @@ from kakeya.bench.arrivals import (
     Texts,
     measured,
     play,
+    play_sessions,
     schedule,
 )
+from kakeya.client import AsyncClient, Retry
 from support.fakes import scripted_http, sse
 
 MIX = Mix((4, 9), (2, 3))
@@ -114,6 +116,17 @@ def test_the_figures_of_a_step() -> None:
 
 def played(address: str, *arrivals: Arrival, until_s: float = 5.0) -> list[Outcome]:
     return asyncio.run(play(address, "any", arrivals, until_s))
+
+
+def test_what_grpc_refuses_is_a_failure_of_that_chat() -> None:
+    async def ask() -> list[Outcome]:
+        async with AsyncClient("127.0.0.1:1", retry=Retry(1)) as client:
+            return await play_sessions(client, 2, [HELLO, HELLO], 5.0)
+
+    for outcome in asyncio.run(ask()):
+        assert outcome.failure is not None
+        assert outcome.failure.startswith("the call failed: ")
+        assert outcome.tokens == 0
 
 
 def test_a_chat_is_asked_for_and_read_to_its_end() -> None:

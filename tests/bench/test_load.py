@@ -16,6 +16,7 @@ from kakeya.bench.registry import shown
 from kakeya.bench.report import Report, as_json
 from kakeya.bench.runner import main_chart
 from kakeya.bench.tables import Chart, Table
+from kakeya.client import Client
 from kakeya.errors import ConfigError, RemoteError
 from support.fakes import scripted_http, sse
 from support.serving import close_sessions
@@ -144,6 +145,25 @@ def test_a_real_server_answers_everybody(tiny: dict[str, Any], measure: Callable
     assert found.gates["goodput over llama.cpp's, system prompt: none"].reason == NO_PEER
     assert found.run.facts["until_s"] == pytest.approx(1 + 2 + 5 * 0.06)
     assert 0 <= found.results.bystanders_share <= 1
+
+
+def test_chats_go_over_grpc_as_well(
+    tiny: dict[str, Any],
+    measure: Callable[..., Any],
+    on_shared_server: list[tuple[Any, ...]],
+    tiny_server: ServerProcess,
+) -> None:
+    """With one session at once, the others wait for it, and nothing is left of them."""
+    found = measure(Load(**tiny, **{**SMALL, "seconds": 0.5}, rates="8", over=load.Over.GRPC, capacity=1))
+    assert on_shared_server == [(1, False)], "no HTTP is asked for, and no queue of the server's"
+    alone, common = found.results.steps
+    assert [(step.sent, step.finished, step.failures) for step in (alone, common)] == [(4, 4, {})] * 2
+    assert 4 <= alone.tokens <= 20
+    assert common.prompt_tokens > alone.prompt_tokens > 4 * 4
+    assert all(0 < step.first_token_p50_s <= step.first_token_p95_s < 2 for step in (alone, common))
+    assert found.gates["our errors"].passed is True
+    with Client(tiny_server.address) as client:
+        assert client.list_sessions() == []
 
 
 @pytest.mark.usefixtures("on_shared_server", "leave_nothing")

@@ -9,15 +9,18 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kakeya.bench.stats import known, percentile
 from kakeya.bench.text import Messages
 from kakeya.bench.ways import Message
-from kakeya.errors import RemoteError
+from kakeya.errors import KakeyaError, RemoteError
+
+if TYPE_CHECKING:
+    from kakeya.client import AsyncClient
 
 PATH = "/v1/chat/completions"
 UNFINISHED = "not finished in time"
@@ -201,15 +204,47 @@ def measured(outcomes: Sequence[Outcome], bounds: Bounds) -> dict[str, Any]:
 
 async def play(address: str, model: str, arrivals: Sequence[Arrival], until_s: float) -> list[Outcome]:
     """Send each chat when it is due. What has not ended `until_s` after the start is given up."""
-    requests = [each.request(address, model) for each in arrivals]
+    requests = {id(each): each.request(address, model) for each in arrivals}
+
+    async def answered(arrival: Arrival, outcome: Outcome, due: float) -> None:
+        await _answered(address, requests[id(arrival)], outcome, due)
+
+    return await _each(arrivals, until_s, answered)
+
+
+async def play_sessions(
+    client: "AsyncClient", at_once: int, arrivals: Sequence[Arrival], until_s: float
+) -> list[Outcome]:
+    """The same over gRPC: each chat on a session of its own, with the words of the SDK.
+
+    A server refuses sessions that it has no room for. So who comes when there are `at_once` waits here.
+    """
+    places = asyncio.Semaphore(at_once)
+
+    async def answered(arrival: Arrival, outcome: Outcome, due: float) -> None:
+        async with places:
+            try:
+                await _talked(client, arrival, outcome, due)
+            except KakeyaError as error:
+                raise RemoteError(f"the call failed: {error}") from error
+
+    return await _each(arrivals, until_s, answered)
+
+
+async def _each(
+    arrivals: Sequence[Arrival],
+    until_s: float,
+    answered: Callable[[Arrival, Outcome, float], Awaitable[None]],
+) -> list[Outcome]:
+    """Have each answered when it is due, and note how that ended."""
     began = time.perf_counter()
 
-    async def one(arrival: Arrival, request: bytes) -> Outcome:
+    async def one(arrival: Arrival) -> Outcome:
         outcome, due = Outcome(), began + arrival.at_s
         try:
             await asyncio.sleep(due - time.perf_counter())
             async with asyncio.timeout(began + until_s - time.perf_counter()):
-                await _answered(address, request, outcome, due)
+                await answered(arrival, outcome, due)
             outcome.failure = None
         except TimeoutError:
             pass  # which is what the failure says already
@@ -218,7 +253,23 @@ async def play(address: str, model: str, arrivals: Sequence[Arrival], until_s: f
         outcome.ended_s = time.perf_counter() - due
         return outcome
 
-    return await asyncio.gather(*map(one, arrivals, requests))
+    return await asyncio.gather(*map(one, arrivals))
+
+
+async def _talked(client: "AsyncClient", arrival: Arrival, outcome: Outcome, due: float) -> None:
+    """Ask on a new session and read to the end. It is closed whatever happens."""
+    system = next((each["content"] for each in arrival.messages if each["role"] == "system"), None)
+    async with await client.create_session(system=system) as session:
+        said = arrival.messages[-1]["content"]
+        stream = session.chat(said, max_tokens=arrival.max_tokens, temperature=0)
+        async for piece in stream:
+            outcome.pieces_s.append(time.perf_counter() - due)
+            outcome.tokens += 1
+            outcome.text += piece
+        assert stream.result is not None, "it was read to its end"
+        outcome.tokens = stream.result.generated_token_count
+        outcome.cached_tokens = stream.result.cached_token_count
+        outcome.prompt_tokens = (await session.info()).history_length - outcome.tokens
 
 
 async def _answered(address: str, request: bytes, outcome: Outcome, due: float) -> None:

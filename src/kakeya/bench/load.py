@@ -12,11 +12,22 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kakeya.bench.arrivals import Arrival, Bounds, Mix, Step, Texts, measured, play, schedule
+from kakeya.bench.arrivals import (
+    Arrival,
+    Bounds,
+    Mix,
+    Outcome,
+    Step,
+    Texts,
+    measured,
+    play,
+    play_sessions,
+    schedule,
+)
 from kakeya.bench.benchmark import EngineBenchmark, Quick, Results, Run, numbers
 from kakeya.bench.peers.llama_server import LlamaServer, require_llama_server
 from kakeya.bench.processes import raise_descriptor_limit, server_process
@@ -27,6 +38,9 @@ from kakeya.config import DEFAULT_MODEL
 from kakeya.errors import ConfigError, RemoteError
 from kakeya.options import flags
 from kakeya.types import BackendChoice
+
+if TYPE_CHECKING:
+    from kakeya.client import AsyncClient
 
 OURS, PEER = "kakeya", "llama.cpp"
 # How many times the peer's goodput. The default model is small; other files are larger.
@@ -65,6 +79,13 @@ class SystemPrompt(StrEnum):
     @property
     def series(self) -> list[str]:
         return ["none", "common"] if self is SystemPrompt.BOTH else [self.value]
+
+
+class Over(StrEnum):
+    """How chats reach our server."""
+
+    HTTP = "http"
+    GRPC = "grpc"
 
 
 @dataclass(frozen=True)
@@ -127,6 +148,7 @@ class Load(EngineBenchmark[LoadResults]):
     system_tokens: Annotated[int, _load(help="Tokens of that system prompt.")] = 480
     capacity: Annotated[int, _load(help="Sessions of our server.")] = 32
     seed: Annotated[int, _load(help="Which chats, and when.")] = 0
+    over: Annotated[Over, _load(help="How chats reach our server; `grpc` needs no HTTP server.")] = Over.HTTP
     quick: Quick = False
     first_token_s: Annotated[float, _bound(help="The latest moment of the first token.")] = 2.0
     gap_ms: Annotated[float, _bound(help="Between tokens, for 95 % of a chat's gaps.")] = 60.0
@@ -172,7 +194,9 @@ class Load(EngineBenchmark[LoadResults]):
         return self.seconds + self.first_token_s + max(self.mix().answers) * self.gap_ms / MS
 
     def server_flags(self) -> list[str]:
-        """Nobody is refused: who comes too often waits, and is late."""
+        """Nobody is refused: who comes too often waits, and is late. Over gRPC the client waits."""
+        if self.over is Over.GRPC:
+            return []
         most = round(max(self.ramp()) * self.seconds) + 64
         return flags({"queue-depth": most, "queue-max-wait-s": 0, "max-connections": most})
 
@@ -187,10 +211,12 @@ class Load(EngineBenchmark[LoadResults]):
         async with AsyncExitStack() as stack:
             # llama.cpp computes on the CPU, and so do we beside it.
             engine = replace(self, backend=BackendChoice.CPU) if self.peers else self
-            serving = server_process(engine, self.capacity, self.server_flags(), http=True)
+            http = self.over is Over.HTTP
+            serving = server_process(engine, self.capacity, self.server_flags(), http=http)
             server = await stack.enter_async_context(serving)
             assert server.pid is not None
-            sides = [Side(OURS, server.http_address, server.info.model_id, (server.pid,))]
+            ours = Side(OURS, server.http_address, server.info.model_id, (server.pid,))
+            sides = [ours if http else replace(ours, client=server.client, at_once=self.capacity)]
             run.facts |= {"sampling": "greedy", "server": server.facts}
             run.facts |= {"server_flags": " ".join(self.server_flags()), "until_s": self.until_s()}
             if self.peers:
@@ -306,12 +332,21 @@ def _chart(title: str, unit: str, results: LoadResults, of: str, scale: float = 
 
 @dataclass(frozen=True)
 class Side:
-    """A server: where it is, what it calls its model, and its processes."""
+    """A server: where it is, what it calls its model, and its processes. With a `client` chats go over gRPC,
+    `at_once` of them."""
 
     name: str
     address: str
     model: str
     pids: tuple[int, ...]
+    client: "AsyncClient | None" = None
+    at_once: int = 1
+
+    async def play(self, arrivals: Sequence[Arrival], until_s: float) -> list[Outcome]:
+        """What came of these chats."""
+        if self.client is None:
+            return await play(self.address, self.model, arrivals, until_s)
+        return await play_sessions(self.client, self.at_once, arrivals, until_s)
 
     def cpu_s(self) -> float:
         """What it has computed so far; 0 once a process is gone."""
@@ -367,7 +402,7 @@ class _Playing:
         """A few chats with everybody, uncounted. Raises RemoteError when one of the servers answers none."""
         arrivals = schedule(self.bench.mix(), 4.0, 1.0, self.texts, self.bench.seed)
         for side in self.sides:
-            outcomes = await play(side.address, side.model, arrivals, WARM_UP_S)
+            outcomes = await side.play(arrivals, WARM_UP_S)
             if all(outcome.failure for outcome in outcomes):
                 raise RemoteError(f"{side.name} answered no chat: {outcomes[0].failure}")
 
@@ -376,7 +411,7 @@ class _Playing:
             await each.settle()
         idle = [each for each in self.sides if each is not side]
         busy_s, began = sum(each.cpu_s() for each in idle), time.perf_counter()
-        outcomes = await play(side.address, side.model, arrivals, self.bench.until_s())
+        outcomes = await side.play(arrivals, self.bench.until_s())
         wall = time.perf_counter() - began
         share = (sum(each.cpu_s() for each in idle) - busy_s) / wall if idle else None
         came_of_it = measured(outcomes, self.bench.bounds())
