@@ -228,7 +228,7 @@ def test_a_draining_server_takes_no_new_work_but_answers(model: Path) -> None:
             with pytest.raises(grpc.RpcError) as refused:
                 list(method(request))
             assert refused.value.code() is Code.UNAVAILABLE
-            assert dict(refused.value.trailing_metadata())["kakeya-error"] == "Unavailable"
+            assert dict(refused.value.trailing_metadata())["kakeya-error"] == "Restarting"
         info = stub.GetSessionInfo(pb.GetSessionInfoRequest(session_id=session_id))
         assert info.history_length == 3
         stub.CloseSession(pb.CloseSessionRequest(session_id=session_id))

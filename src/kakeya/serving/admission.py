@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from kakeya.errors import ResourceExhausted, Unavailable
+from kakeya.errors import ResourceExhausted, Restarting
 from kakeya.serving.config import AdmissionConfig
 from kakeya.types import AdmissionPolicy
 
@@ -63,7 +63,7 @@ class Admission:
         """A place for a request of `owner`, taken by `await` or by `async with`.
 
         Taking it raises ResourceExhausted when there is none (and the queue is full, or it took too long)
-        and Unavailable once the server drains. A caller that is cancelled while it waits leaves the queue.
+        and Restarting once the server drains. A caller that is cancelled while it waits leaves the queue.
         """
         return Place(self, owner)
 
@@ -72,7 +72,7 @@ class Admission:
         self._capacity = capacity
 
     def close(self) -> None:
-        """Let nobody in any more; those who wait get Unavailable. Held places stay held."""
+        """Let nobody in any more; those who wait get Restarting. Held places stay held."""
         self._is_closed = True
         for waiting in self._queue:
             if not waiting.turn.done():
@@ -170,5 +170,5 @@ class Place:
         self.release()
 
 
-def _draining() -> Unavailable:
-    return Unavailable("the server is shutting down and takes no new work")
+def _draining() -> Restarting:
+    return Restarting("the server is shutting down and takes no new work")
