@@ -89,12 +89,21 @@ def test_granites_numbers_must_be_positive(tmp_path: Path) -> None:
         open_checkpoint(path)
 
 
-@pytest.mark.parametrize("architecture", ["mamba", "mistral", "granitehybrid", "phimoe"])
-def test_refused_architecture(architecture: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "architecture, why",
+    [
+        ("mamba", ": a recurrent state cannot be evicted token by token"),
+        ("mistral", ""),
+        ("granitehybrid", ": a recurrent state cannot be evicted token by token"),
+        ("phimoe", ": this network has no router for a mixture of experts"),
+        ("gpt-oss", ": this network has no router for a mixture of experts"),
+    ],
+)
+def test_refused_architecture(architecture: str, why: str, tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", architecture)
     writer.add_tensor("token_embd.weight", np.zeros((5, 32), dtype=np.float32))
     with pytest.raises(
-        UnsupportedModel, match=f"'{architecture}' is not supported; supported families: llama"
+        UnsupportedModel, match=f"'{architecture}' is not supported{why}; supported families: llama"
     ):
         open_checkpoint(gguf_files.finish(writer, tmp_path / "x.gguf"))
 

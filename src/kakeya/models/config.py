@@ -68,9 +68,34 @@ FAMILIES = {
 }
 
 
+NO_EXPERTS = "this network has no router for a mixture of experts"
+_NO_STATE = "a recurrent state cannot be evicted token by token"
+# Why a network that is not among the families cannot be bounded or computed, by words in its name. What
+# has both a state and experts is told of the state.
+_WHY_NOT = {
+    _NO_STATE: (
+        "mamba",
+        "rwkv",
+        "jamba",
+        "hybrid",
+        "bamba",
+        "qwen3_next",
+        "qwen3next",
+        "lfm2",
+        "falcon_h1",
+        "nemotron_h",
+    ),
+    NO_EXPERTS: ("moe", "mixtral", "gpt_oss", "deepseek", "llama4", "dbrx"),
+    "it has an embedding for each layer, and layers that share keys": ("gemma3n",),
+}
+
+
 def unsupported_architecture(name: str) -> UnsupportedModel:
-    known = ", ".join(FAMILIES)
-    return UnsupportedModel(f"architecture {name!r} is not supported; supported families: {known}")
+    known, words = ", ".join(FAMILIES), name.lower().replace("-", "_")
+    why = (f": {reason}" for reason, parts in _WHY_NOT.items() if any(part in words for part in parts))
+    return UnsupportedModel(
+        f"architecture {name!r} is not supported{next(why, '')}; supported families: {known}"
+    )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any
 from kakeya.errors import CorruptCheckpoint, UnsupportedModel
 from kakeya.models.config import (
     FAMILIES,
+    NO_EXPERTS,
     Activation,
     Family,
     LayerHeads,
@@ -65,6 +66,12 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "use_bidirectional_attention": (False, "vision"),  # between the parts of an image, and we read text
     "is_encoder_decoder": (False,),
+}
+_WHY_REFUSED = {
+    "num_experts": NO_EXPERTS,
+    "num_local_experts": NO_EXPERTS,
+    "n_routed_experts": NO_EXPERTS,
+    "quantization_config": "of quantized weights GGUF files alone are read",
 }
 
 
@@ -149,7 +156,8 @@ def _refuse_features(fields: Fields) -> None:
         value = fields.raw(name)
         if value is not None and value not in harmless:
             described = value.get("quant_method", "unnamed") if isinstance(value, Mapping) else value
-            raise UnsupportedModel(f"{SOURCE}: {name} = {described!r} is not supported")
+            why = f": {_WHY_REFUSED[name]}" if name in _WHY_REFUSED else ""
+            raise UnsupportedModel(f"{SOURCE}: {name} = {described!r} is not supported{why}")
 
 
 def _refuse_gemma4(fields: Fields) -> None:

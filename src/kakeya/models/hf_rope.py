@@ -18,6 +18,10 @@ from kakeya.models.rope import (
 )
 
 _SUPPORTED = "linear, llama3, longrope, proportional, yarn"
+_WHY_NOT = {
+    "dynamic": "its angles depend on how long the text is",
+    "mrope": "its angles depend on where in an image a token stands",
+}
 
 
 def layer_ropes(
@@ -132,7 +136,10 @@ def _scaling(fields: Fields, parameters: Fields, family: Family) -> RopeScaling 
             return _longrope(fields, parameters, original)
         case "yarn":
             return _yarn(parameters, original)
-    raise UnsupportedModel(f"config.json: RoPE scaling {kind!r} is not supported; supported: {_SUPPORTED}")
+    why = f": {_WHY_NOT[kind]}" if kind in _WHY_NOT else ""
+    raise UnsupportedModel(
+        f"config.json: RoPE scaling {kind!r} is not supported{why}; supported: {_SUPPORTED}"
+    )
 
 
 def _original_positions(fields: Fields, parameters: Fields) -> int:
