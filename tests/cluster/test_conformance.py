@@ -14,6 +14,7 @@ from kakeya.types import KernelChoice
 from support.clustering import front_of, town_of
 from support.conformance import judge
 from support.serving import ENGINE, KEY, OTHER_KEY
+from support.untraced import unwatched
 
 pytestmark = pytest.mark.untraced
 FILLED = "crowd: 64 sessions at once say what each says alone"
@@ -27,6 +28,7 @@ def played(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pla
     engine = replace(ENGINE, cache=cache, kernels=KernelChoice.TORCH)
     shared = tmp_path_factory.mktemp("shared")
     with (
+        unwatched(),
         town_of(directory, shared, "a", "b", engine=engine, capacity=32) as town,
         front_of(town, KEY, OTHER_KEY) as front,
     ):

@@ -153,6 +153,7 @@ def test_without_any_replica_the_error_says_so() -> None:
         choose_home(Session("s", "m", 1), [])
 
 
+@pytest.mark.unwatched
 @given(clusters(), st.sampled_from(["m", "k"]), st.frozensets(st.sampled_from(["gpu", "long"])))
 def test_place_all_of_one_is_choose_home(
     cluster: tuple[list[Replica], list[Session]], model: str, labels: frozenset[str]
@@ -198,6 +199,7 @@ def test_an_unknown_node_or_home_is_named() -> None:
         drain("node-a", [a_replica("a")], held("b", 1))
 
 
+@pytest.mark.unwatched
 @settings(max_examples=200)
 @given(clusters(), st.randoms())
 def test_a_drain_places_or_names_every_session(
@@ -251,6 +253,7 @@ def test_a_rebalance_goes_on_to_replicas_that_gave_sessions_away() -> None:
     assert after(replicas, moves) == {"a": 8, "b": 7, "c": 5}
 
 
+@pytest.mark.unwatched
 @settings(max_examples=400)
 @given(clusters(), st.floats(0, 1), st.floats(0, 0.5), st.randoms())
 def test_a_rebalance_is_lawful_and_brings_replicas_together(
@@ -297,6 +300,7 @@ def test_scale_in_takes_no_node_whose_sessions_have_no_other_place() -> None:
     assert node_to_remove([], []) is None
 
 
+@pytest.mark.unwatched
 @given(clusters())
 def test_the_node_of_a_scale_in_can_be_emptied(cluster: tuple[list[Replica], list[Session]]) -> None:
     replicas, sessions = cluster

@@ -305,6 +305,7 @@ def test_one_slow_step_does_not_keep_drafts_away(decoder: tiny.Model, oracle: Or
     assert done.accepted_draft_tokens > 30
 
 
+@pytest.mark.unwatched
 def test_hidden_states_are_kept_only_while_a_draft_is_near(
     decoder: tiny.Model, make_engine: MakeEngine
 ) -> None:

@@ -274,6 +274,7 @@ def test_a_twin_that_goes_on_and_recalls_takes_nothing_from_the_other(make: Make
     assert answers(*recalling_forks(engine, 2)) == apart
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("recalls", [False, True])
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
