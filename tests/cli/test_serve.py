@@ -23,6 +23,7 @@ from kakeya.wire import runtime_pb2 as pb
 from support import serving
 from support.engines import REASON
 from support.http_serving import eventually
+from support.programs import Run
 from support.serving import new_session
 from support.untraced import KAKEYA, importing
 
@@ -254,14 +255,15 @@ def test_http_and_grpc_are_two_doors_to_the_same_sessions(model: Path) -> None:
         assert "Traceback" not in server.said
 
 
-def test_http_may_be_off_and_a_taken_port_is_one_line(model: Path) -> None:
+@pytest.mark.usefixtures("usual_logs")
+def test_http_may_be_off_and_a_taken_port_is_one_line(run: Run, model: Path) -> None:
     arguments = ("--model", str(model), *TINY, *LOCAL)
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
-        with process(*arguments, "--http", taken) as refused:
-            assert refused.join() == 2
-            assert f"kakeya: cannot listen on {taken}: " in refused.said
-            assert "Traceback" not in refused.said
+        refused = run("serve", *arguments, "--http", taken)
+        assert refused.status == 2
+        assert f"kakeya: cannot listen on {taken}: " in refused.err
+        assert "Traceback" not in refused.err
     with process(*arguments, "--http", "off") as server:
         server.wait_for("(serves)")
         server.wait_for("(callers)")
@@ -305,12 +307,13 @@ def test_an_insecure_start_cannot_be_missed(model: Path) -> None:
         assert server.join() == 0
 
 
-def test_a_model_that_does_not_load_is_one_line(model: Path) -> None:
+@pytest.mark.usefixtures("usual_logs")
+def test_a_model_that_does_not_load_is_one_line(run: Run, model: Path) -> None:
     for arguments, words in (
         (("--model", "nope"), "kakeya: no model 'nope'"),
         (("--model", str(model), "--capacity", "1000000", "--memory-budget", "1MB"), "room for"),
     ):
-        with process("--bind", "127.0.0.1:0", *arguments) as server:
-            assert server.join() in (1, 2)
-            assert words in server.said
-            assert "Traceback" not in server.said
+        outcome = run("serve", *LOCAL, "--http", "127.0.0.1:0", *arguments)
+        assert outcome.status in (1, 2)
+        assert words in outcome.err
+        assert "Traceback" not in outcome.err
