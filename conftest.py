@@ -53,3 +53,8 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """The end of the process frees all; MLX looks whether it did."""
+    gc.unfreeze()
