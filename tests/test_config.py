@@ -35,6 +35,12 @@ def test_the_engine_names_what_is_wrong(name: str, value: int, backend: BackendC
         EngineConfig(backend=backend, **{name: value})
 
 
+@pytest.mark.parametrize("name", ["backend", "numerics", "dtype", "weights", "kernels", "share_beginnings"])
+def test_the_engine_takes_no_words_for_choices(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} must be one of \w+\.[A-Z0-9_]+, .*, got 'float32'"):
+        EngineConfig(**{name: "float32"})
+
+
 def test_a_budget_must_hold_a_block() -> None:
     with pytest.raises(ConfigError, match="max_batch_tokens must be at least prefill_block, 128, got 64"):
         EngineConfig(max_batch_tokens=64)

@@ -1,11 +1,19 @@
 """Values of settings, checked: what is wrong is named, with what would be right."""
 
+from enum import StrEnum
+
 from kakeya.errors import ConfigError
 
 
 def check_count(name: str, value: object, least: int = 1, most: int = 2**31 - 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigError(f"{name} must be a whole number from {least} to {most}, got {value!r}")
+
+
+def check_choice(name: str, value: object, choices: type[StrEnum]) -> None:
+    if not isinstance(value, choices):
+        right = ", ".join(f"{choices.__name__}.{each.name}" for each in choices)
+        raise ConfigError(f"{name} must be one of {right}, got {value!r}")
 
 
 def check_seconds(name: str, value: object) -> None:

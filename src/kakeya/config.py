@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kakeya.checks import check_count, check_seconds, host_and_port
+from kakeya.checks import check_choice, check_count, check_seconds, host_and_port
 from kakeya.errors import ConfigError
 from kakeya.types import (
     BackendChoice,
@@ -168,6 +168,12 @@ class EngineConfig:
     calling: Calling = field(default_factory=Calling)
 
     def __post_init__(self) -> None:
+        check_choice("backend", self.backend, BackendChoice)
+        check_choice("numerics", self.numerics, Numerics)
+        check_choice("dtype", self.dtype, DType)
+        check_choice("weights", self.weights, WeightFormat)
+        check_choice("kernels", self.kernels, KernelChoice)
+        check_choice("share_beginnings", self.share_beginnings, ShareBeginnings)
         check_count("capacity", self.capacity, most=2**20)
         check_count("threads", self.threads, most=1024)
         if self.prefill_block is not None:

@@ -76,7 +76,14 @@ def test_typescript_installs_into_an_empty_folder(server: str, sdk: Path, tmp_pa
         run_npm("pack", "--json", "--ignore-scripts", "--pack-destination", str(tmp_path), folder=sdk)
     )
     names = {file["path"] for file in packed[0]["files"]}
-    assert {"README.md", "package.json", "dist/src/index.js", "dist/src/index.d.ts", "src/index.ts"} <= names
+    assert {
+        "LICENSE",
+        "README.md",
+        "package.json",
+        "dist/src/index.js",
+        "dist/src/index.d.ts",
+        "src/index.ts",
+    } <= names
     assert not [name for name in names if "test" in name or name.startswith(("dist/examples", "examples"))]
     folder = tmp_path / "empty"
     folder.mkdir()
