@@ -97,13 +97,20 @@ def test_copies_come_once() -> None:
 def test_room_that_is_left_goes_to_what_followed_the_newest_first() -> None:
     pages = [page(100, 164), page(500, 564)]
     assert fill(HIDDEN, 228, (), pages) == (TokenRange(100, 200), TokenRange(500, 628))
-    assert fill(HIDDEN, 400, (), pages) == (TokenRange(100, 292), TokenRange(500, 708))
+    assert fill(HIDDEN, 200, (), pages) == (TokenRange(100, 172), TokenRange(500, 628))
+
+
+def test_what_followed_is_added_as_long_as_all_fits_twice() -> None:
+    pages = [page(100, 164), page(500, 564)]
+    assert fill(HIDDEN, 256, (), pages) == (TokenRange(100, 164), TokenRange(500, 564))
+    assert fill(HIDDEN, 256, (), pages[:1]) == (TokenRange(100, 228),)
+    assert fill(HIDDEN, 800, (), pages) == (TokenRange(100, 292), TokenRange(500, 708))
 
 
 def test_what_followed_ends_where_sight_begins_and_the_rest_goes_to_others() -> None:
     pages = [page(900, 964), page(100, 164)]
-    assert fill(HIDDEN, 256, (), pages) == (TokenRange(100, 256), TokenRange(900, 1000))
-    assert fill(HIDDEN, 256, (), [page(900, 964)]) == (TokenRange(900, 1000),)
+    assert fill(HIDDEN, 512, (), pages) == (TokenRange(100, 256), TokenRange(900, 1000))
+    assert fill(HIDDEN, 512, (), [page(900, 964)]) == (TokenRange(900, 1000),)
 
 
 def test_what_does_not_fit_is_left_out_and_what_touches_is_one() -> None:

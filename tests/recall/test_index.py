@@ -115,7 +115,8 @@ class Naive:
                 chosen |= places
                 ends.append(self.pages[page].stop)
             texts.add(text)
-        return sorted(self.continued(chosen, sorted(ends, reverse=True), hidden, recall))
+        room = recall // 2 if 2 * len(chosen) <= recall else recall
+        return sorted(self.continued(chosen, sorted(ends, reverse=True), hidden, room))
 
     def is_told_anew(self, page: int, pages: list[int], weights: dict[int, int]) -> bool:
         """Whether newer pages have, word by word, what this one says to the question."""

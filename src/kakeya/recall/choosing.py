@@ -143,8 +143,11 @@ def is_share(part: int, share: tuple[int, int], whole: int) -> bool:
 def fill(
     hidden: TokenRange, room: int, remembered: Sequence[TokenRange], pages: Iterable[Page]
 ) -> tuple[TokenRange, ...]:
-    """As much as there is room for: what to remember, the newest first, then the pages as they come, then
-    what followed these."""
+    """As much as there is room for: what to remember, the newest first, then the pages as they come.
+
+    What followed these is added as long as all of it fits twice: what is chosen comes again until the slots
+    are full, and a small model tells a fact that it sees twice from others that are like it.
+    """
     chosen: tuple[TokenRange, ...] = ()
     for each in sorted(remembered, reverse=True):
         chosen = _with(chosen, each, hidden, room)
@@ -156,7 +159,8 @@ def fill(
             before, chosen = chosen, _with(chosen, page.range, hidden, room)
             if chosen != before:
                 ends.append(page.range.end)
-    return _continued(chosen, sorted(ends, reverse=True), hidden, room)
+    fits_twice = 2 * _tokens(chosen) <= room
+    return _continued(chosen, sorted(ends, reverse=True), hidden, room // 2 if fits_twice else room)
 
 
 def _continued(
