@@ -3,7 +3,7 @@
 import pytest
 
 from kakeya.bench.arrivals import Outcome
-from kakeya.bench.contest import Chats, Played, of_ended, tokens_a_second
+from kakeya.bench.contest import Chats, Played, of_each, tokens_a_second
 from kakeya.errors import RemoteError
 
 
@@ -27,8 +27,10 @@ def test_answers_that_ended_by_themselves_have_a_speed_of_their_own() -> None:
     cut = Outcome([0.1], 9.1, tokens=10, failure=None, finish_reason="length")
     slow = Outcome([1.0, 2.0], 3.0, tokens=9, failure=None, finish_reason="stop")
     quick = Outcome([1.0], 2.0, tokens=17, failure=None, finish_reason="stop")
-    assert of_ended([cut, slow, quick]) == pytest.approx(24 / 3)
-    assert of_ended([cut]) == of_ended([]) == 0.0
+    played = Played({}, {"mine": [cut, slow, quick], "theirs": [cut]})
+    assert played.ended("mine") == [slow, quick]
+    assert of_each(played.ended("mine")) == pytest.approx(24 / 3)
+    assert of_each(played.ended("theirs")) == 0.0
 
 
 def test_chats_of_one_kind_differ_in_text_and_seed() -> None:
@@ -37,12 +39,15 @@ def test_chats_of_one_kind_differ_in_text_and_seed() -> None:
     assert first.messages != second.messages
     assert [each.fields["seed"] for each in (first, second)] == [0, 1]
     assert (first.max_tokens, first.fields["temperature"]) == (9, 0.7)
+    third, fourth = chats.arrivals(turn=1)
+    assert third.messages not in (first.messages, second.messages, fourth.messages)
+    assert [each.fields["seed"] for each in (third, fourth)] == [2, 3]
     assert chats.label() == "edit, temperature 0.7, 2 sessions"
 
 
 def test_answers_are_compared_and_drafts_are_counted() -> None:
     mine = [Outcome(text="a", tokens=3, accepted_tokens=2, rejected_tokens=1), Outcome(text="b", tokens=4)]
     theirs = [Outcome(text="a"), Outcome(text="c")]
-    played = Played({}, {"mine": mine, "theirs": theirs}, {})
+    played = Played({}, {"mine": mine, "theirs": theirs})
     assert played.same("mine", "theirs") == 0.5
     assert (played.accepted("mine"), played.proposed("mine"), played.tokens("mine")) == (2, 3, 7)

@@ -20,8 +20,12 @@ class Chats:
     sessions: int
     max_tokens: int
 
-    def arrivals(self) -> list[Arrival]:
-        return [self._arrival(task, seed) for seed, task in enumerate(tasks(self.kind, self.sessions))]
+    def arrivals(self, turn: int = 0) -> list[Arrival]:
+        """What is asked in this turn: each turn asks what comes next, as one text alone says little of its
+        kind."""
+        first = turn * self.sessions
+        asked = tasks(self.kind, range(first, first + self.sessions))
+        return [self._arrival(task, seed) for seed, task in enumerate(asked, start=first)]
 
     def _arrival(self, task: Task, seed: int) -> Arrival:
         fields = {"temperature": self.temperature, "seed": seed, **task.fields}
@@ -34,28 +38,28 @@ class Chats:
 
 @dataclass(frozen=True)
 class Played:
-    """Of each server by its name: tokens a second of each repetition, and the outcomes of the last one.
-
-    `ended`: tokens a second of an answer that ended by itself, 0 where none did.
-    """
+    """Of each server by its name: tokens a second of each repetition, and the outcomes of all of them."""
 
     speeds: Mapping[str, list[float]]
-    last: Mapping[str, list[Outcome]]
-    ended: Mapping[str, list[float]]
+    outcomes: Mapping[str, list[Outcome]]
 
     def same(self, one: str, other: str) -> float:
         """The share of answers that two servers gave alike."""
-        pairs = zip(self.last[one], self.last[other], strict=True)
-        return sum(a.text == b.text for a, b in pairs) / len(self.last[one])
+        pairs = zip(self.outcomes[one], self.outcomes[other], strict=True)
+        return sum(a.text == b.text for a, b in pairs) / len(self.outcomes[one])
 
     def accepted(self, name: str) -> int:
-        return sum(outcome.accepted_tokens for outcome in self.last[name])
+        return sum(outcome.accepted_tokens for outcome in self.outcomes[name])
 
     def proposed(self, name: str) -> int:
-        return self.accepted(name) + sum(outcome.rejected_tokens for outcome in self.last[name])
+        return self.accepted(name) + sum(outcome.rejected_tokens for outcome in self.outcomes[name])
 
     def tokens(self, name: str) -> int:
-        return sum(outcome.tokens for outcome in self.last[name])
+        return sum(outcome.tokens for outcome in self.outcomes[name])
+
+    def ended(self, name: str) -> list[Outcome]:
+        """The answers that ended by themselves."""
+        return [outcome for outcome in self.outcomes[name] if outcome.finish_reason == "stop"]
 
 
 async def contest(servers: Mapping[str, Server], chats: Chats, repeats: int) -> Played:
@@ -63,22 +67,17 @@ async def contest(servers: Mapping[str, Server], chats: Chats, repeats: int) -> 
 
     Raises RemoteError when a server fails to answer.
     """
-    arrivals = chats.arrivals()
-    played = Played(*({name: [] for name in servers} for _ in range(3)))
-    for repetition in range(-1, repeats):
-        for name in list(servers)[:: 1 if repetition % 2 == 0 else -1]:
+    played = Played(*({name: [] for name in servers} for _ in range(2)))
+    for turn in range(1 + repeats):
+        arrivals = chats.arrivals(turn)
+        for name in list(servers)[:: 1 if turn % 2 else -1]:
             server = servers[name]
             outcomes = await play(server.http_address, server.info.model_id, arrivals, PATIENCE_S)
-            played.last[name][:] = outcomes
-            if repetition >= 0:
-                played.speeds[name].append(tokens_a_second(outcomes))
-                played.ended[name].append(of_ended(outcomes))
+            speed = tokens_a_second(outcomes)
+            if turn:
+                played.speeds[name].append(speed)
+                played.outcomes[name].extend(outcomes)
     return played
-
-
-def of_ended(outcomes: Sequence[Outcome]) -> float:
-    """Tokens a second of an answer that ended by itself, 0 where none did."""
-    return _of_each([each for each in outcomes if each.finish_reason == "stop"])
 
 
 def tokens_a_second(outcomes: Sequence[Outcome]) -> float:
@@ -89,10 +88,10 @@ def tokens_a_second(outcomes: Sequence[Outcome]) -> float:
     failures = [outcome.failure for outcome in outcomes if outcome.failure]
     if failures:
         raise RemoteError(f"a chat was not answered: {failures[0]}")
-    return len(outcomes) * _of_each(outcomes)
+    return len(outcomes) * of_each(outcomes)
 
 
-def _of_each(outcomes: Sequence[Outcome]) -> float:
+def of_each(outcomes: Sequence[Outcome]) -> float:
     """Tokens a second of one of these answers: those of all, but for the first ones, over the time of all."""
     answers = [each for each in outcomes if each.pieces_s]
     seconds = sum(each.ended_s - each.pieces_s[0] for each in answers)

@@ -17,7 +17,7 @@ import typer
 
 from kakeya.bench import acceptance_curve, rtt_sweep
 from kakeya.bench.benchmark import EngineBenchmark, Quick, Repeats, Results, Run, numbers
-from kakeya.bench.contest import Chats, Played, contest
+from kakeya.bench.contest import Chats, Played, contest, of_each
 from kakeya.bench.machine import public_proposers
 from kakeya.bench.processes import Server, server_process
 from kakeya.bench.report import Gate, at_least, busy, bystanders_gate
@@ -356,7 +356,7 @@ def _chart(rows: Sequence[Speedup], proposer: str, temperature: float) -> Chart:
 
 
 def _speedup(proposer: str, chats: Chats, played: Played) -> Speedup:
-    drafted = played.last[_DRAFTING]
+    ended = played.ended(_DRAFTING)
     return Speedup(
         proposer,
         chats.kind,
@@ -367,8 +367,8 @@ def _speedup(proposer: str, chats: Chats, played: Played) -> Speedup:
         tokens=played.tokens(_DRAFTING),
         proposed=played.proposed(_DRAFTING),
         accepted=played.accepted(_DRAFTING),
-        ended=sum(outcome.finish_reason == "stop" for outcome in drafted) / len(drafted),
+        ended=len(ended) / len(played.outcomes[_DRAFTING]),
         same=played.same(_PLAIN, _DRAFTING),
-        plain_ended=Samples.of(played.ended[_PLAIN]),
-        drafted_ended=Samples.of(played.ended[_DRAFTING]),
+        plain_ended=Samples.of([of_each(played.ended(_PLAIN))]),
+        drafted_ended=Samples.of([of_each(ended)]),
     )

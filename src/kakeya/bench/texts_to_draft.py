@@ -1,6 +1,6 @@
 """What `bench speculation` asks for: kinds of text that a proposer finds easy or hard."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,6 @@ _TASKS: dict[str, Callable[[int], Task]] = {
 KINDS = tuple(_TASKS)
 
 
-def tasks(kind: str, count: int) -> list[Task]:
-    """So many chats of a kind, all different up to eight."""
-    return [_TASKS[kind](number) for number in range(count)]
+def tasks(kind: str, numbers: Iterable[int]) -> list[Task]:
+    """Chats of a kind: eight numbers in a row have different ones."""
+    return [_TASKS[kind](number) for number in numbers]
