@@ -489,10 +489,15 @@ def test_close_deletes_every_byte(open_tiny: Open, tmp_path: Path) -> None:
     assert list((tmp_path / "snapshots").iterdir()) == []
 
 
-def test_the_stream_of_a_closed_session_leaves_nothing(open_tiny: Open, tmp_path: Path) -> None:
-    """Its end is written when the session is deleted already."""
+@pytest.mark.parametrize("has_fork", [False, True])
+def test_the_stream_of_a_closed_session_leaves_nothing(
+    open_tiny: Open, tmp_path: Path, has_fork: bool
+) -> None:
+    """Its end is written when the session is deleted already. What its fork shares stays."""
     runtime = open_tiny(CONFIG, settings=kept(tmp_path))
     session = new_session(runtime)
+    if has_fork:
+        runtime.fork(session)
     told = SamplingParams(logprobs=True, top_logprobs=2)
     stream = runtime.generate(session, 40, told, request_id="g")
     for _ in range(3):
@@ -502,6 +507,8 @@ def test_the_stream_of_a_closed_session_leaves_nothing(open_tiny: Open, tmp_path
     runtime.create_session()
     with closing(sqlite3.connect(tmp_path / "sessions.db")) as db:
         assert db.execute("SELECT call FROM answers").fetchall() == []
+        lengths = [length for (length,) in db.execute("SELECT length FROM histories WHERE length > 0")]
+    assert lengths == ([len(PROMPT)] * 2 if has_fork else [])
 
 
 def test_the_stream_of_a_closed_session_reaches_no_other(

@@ -54,6 +54,16 @@ def test_a_snapshot_of_a_deleted_session_is_not_kept(tmp_path: Path) -> None:
     store.close()
 
 
+def test_nothing_is_added_to_what_a_fork_keeps_of_a_deleted_session(tmp_path: Path) -> None:
+    store = StateStore(StateConfig(tmp_path), 10)
+    history = store.add(SESSION, [7, 8]).result()
+    store.fork(replace(SESSION, session_id="fork", length=2), history, "s").result()
+    store.delete("s")
+    store.write_rest("s", history, [7, 8, 9]).result()
+    assert store.tokens(history).tolist() == [7, 8]
+    store.close()
+
+
 def test_files_without_a_session_are_removed_at_the_start(tmp_path: Path) -> None:
     StateStore(StateConfig(tmp_path), 10).close()
     (tmp_path / "snapshots" / "stray").write_text("x")

@@ -54,8 +54,8 @@ class GenerateJournal:
         return self._store.submit(work)
 
     def write(self, db: sqlite3.Connection, start: int, events: list[Event]) -> None:
-        if self._store.histories.length(db, self._session.history) is None:
-            return  # the session is closed, and nothing is kept of it
+        if not self._store.records.has_session(db, self._session.session_id):
+            return  # it is closed, and nothing is kept of it but what its forks share
         tokens = [event.token_id for event in events if isinstance(event, TokenEvent)]
         self._store.histories.write(db, self._session.history, start, tokens)
         if self._turn is not None:

@@ -112,7 +112,7 @@ class Shelf:
     def _catch_up(self, session: Session, tokens: "array[int]") -> None:
         if self._store.is_durable:
             return
-        self._store.write_rest(session.history, tokens).result()
+        self._store.write_rest(session.session_id, session.history, tokens).result()
 
     # And back.
 

@@ -121,6 +121,10 @@ class Records:
             (sealed, used_at, is_open, session_id),
         )
 
+    def has_session(self, db: sqlite3.Connection, session_id: str) -> bool:
+        query = "SELECT 1 FROM sessions WHERE id = ?"
+        return db.execute(query, (session_id,)).fetchone() is not None
+
     def delete_session(self, db: sqlite3.Connection, session_id: str) -> tuple[int, str | None] | None:
         """Its history and its snapshot's file; None when there is no such session."""
         query = "SELECT history, snapshot FROM sessions WHERE id = ?"

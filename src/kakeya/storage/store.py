@@ -139,12 +139,13 @@ class StateStore:
 
         return self._submit(write)
 
-    def write_rest(self, history: int, tokens: Sequence[int]) -> "Future[None]":
-        """The history has these tokens: store those that are not stored yet."""
+    def write_rest(self, session_id: str, history: int, tokens: Sequence[int]) -> "Future[None]":
+        """The session's history has these tokens: store those that are not stored yet."""
 
         def write(db: sqlite3.Connection) -> None:
             length = self.histories.length(db, history) or 0
-            self.histories.write(db, history, length, tokens[length:])
+            if self.records.has_session(db, session_id):
+                self.histories.write(db, history, length, tokens[length:])
 
         return self._submit(write)
 
