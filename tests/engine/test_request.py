@@ -120,6 +120,21 @@ def test_a_request_walks_from_the_queue_to_its_end() -> None:
     assert room.scheduler.active == []
 
 
+def test_a_cancel_is_carried_out_by_whoever_looks_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when its reader has every token: the end that it was given may never reach the reader."""
+    room, request = new_request()
+    cuts: list[EventStream] = []
+    monkeypatch.setattr(EventStream, "cut", lambda self, _: cuts.append(self))
+    finish(request)
+    request.stream.cancel()
+    request.stream.next_event(0)
+    request.stream.next_event(0)
+    request.sequence.settle()
+    assert cuts == [request.stream]
+    assert request.state is State.OVER
+    assert room.scheduler.active == []
+
+
 @pytest.mark.parametrize("end", [Request.cancel, lambda request: request.fail(StepFailed("a bug"))])
 @pytest.mark.parametrize("start", [lambda request: None, Request.start])
 def test_every_state_leads_to_the_end(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kakeya.config import CacheConfig, RuntimeConfig, StateConfig
+from kakeya.engine.request import Request
 from kakeya.engine.stream import EventStream
 from kakeya.errors import ConfigError, NoFreeSlab, SessionNotFound, StorageFailed
 from kakeya.runtime import Runtime
@@ -25,6 +26,7 @@ from kakeya.types import (
     DoneEvent,
     Durability,
     Event,
+    FailedEvent,
     Numerics,
     SamplingParams,
     StopReason,
@@ -170,6 +172,53 @@ def test_an_answer_that_a_crash_cut_short_stays_what_it_was(
     assert second.append(session, [4, 5, 6]) == len(PROMPT) + len(tokens(told)) + 3
     third = open_tiny(CONFIG, settings=kept(crashed(there, tmp_path / "c")))
     assert answer(third, session, 40, request_id="g") == told
+
+
+def test_an_answer_that_a_full_disk_cut_short_stays_what_it_was(
+    open_tiny: Open, tmp_path: Path, crashed: Crashed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is stored when there is space, before what comes behind it."""
+    first = open_tiny(CONFIG, settings=kept(tmp_path / "a"))
+    session = new_session(first)
+    stream = first.generate(session, 40, SamplingParams(logprobs=True), request_id="g")
+    seen = [stream.next_event() for _ in range(3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Files, "commit", no_space)
+        with pytest.raises(StorageFailed, match="the disk is full"):
+            list(stream)
+    told = answer(first, session, 40, request_id="g")
+    assert first.append(session, [4, 5, 6]) == len(PROMPT) + len(tokens(told)) + 3
+    second = open_tiny(CONFIG, settings=kept(crashed(tmp_path / "a", tmp_path / "b")))
+    again = answer(second, session, 40, request_id="g")
+    assert again[:-1] == told[:-1]
+    assert again[:3] == seen
+
+
+def test_an_end_that_finds_no_space_is_told(
+    open_tiny: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reader has every token by then, so the engine has nothing left to end."""
+    runtime = open_tiny(CONFIG, settings=kept(tmp_path))
+    session = new_session(runtime)
+    finish = Request.finish
+
+    def finish_later(self: Request, reason: StopReason) -> None:
+        while self.stream.unread:
+            time.sleep(0.001)
+        monkeypatch.setattr(Files, "commit", no_space)
+        finish(self, reason)
+
+    monkeypatch.setattr(Request, "finish", finish_later)
+    stream = runtime.generate(session, 4)
+    assert len([stream.next_event(10) for _ in range(4)]) == 4
+    last = stream.next_event(10)
+    assert isinstance(last, FailedEvent)
+    assert isinstance(last.error, StorageFailed)
+    assert runtime.info(session).history_length == len(PROMPT) + 4
+
+
+def no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "no space")
 
 
 def refuse(*_: object) -> None:
@@ -571,11 +620,7 @@ def test_a_full_disk_refuses_and_recovers_when_there_is_space(
     runtime = open_tiny(CONFIG, settings=kept(tmp_path))
     session, expected = new_session(runtime), new_session(alone)
     commit = Files.commit
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space")
-
-    monkeypatch.setattr(Files, "commit", full)
+    monkeypatch.setattr(Files, "commit", no_space)
     calls = (
         lambda: runtime.append(session, [5]),
         runtime.create_session,

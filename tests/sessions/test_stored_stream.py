@@ -31,6 +31,9 @@ class ByHand:
     def stored(self, length: int) -> None:
         self.length = length
 
+    def lost_end(self, length: int) -> None:
+        self.lost = length
+
     def commit(self) -> None:
         work, reply = self.works.pop(0)
         reply.set_result(work(None))
@@ -139,6 +142,20 @@ def test_what_cannot_be_stored_is_not_seen() -> None:
     (last,) = stream.poll_all()
     assert isinstance(last, FailedEvent)
     assert isinstance(last.error, StorageFailed)
+    assert journal.lost == 10
+
+
+def test_an_end_that_cannot_be_stored_is_told_to_who_has_all_before_it() -> None:
+    """The engine is done with such a generate, and cuts it no more."""
+    stream, journal = opened()
+    stream.put(TokenEvent(1))
+    journal.commit()
+    assert stream.poll() == TokenEvent(1)
+    stream.put(done(1))
+    journal.fail()
+    (last,) = stream.poll_all()
+    assert isinstance(last, FailedEvent)
+    assert journal.lost == 11
 
 
 def test_a_closed_storage_ends_the_generate() -> None:

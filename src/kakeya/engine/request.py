@@ -191,9 +191,13 @@ class Request:
 
     def release_if_read(self) -> None:
         """A finished request is over once its reader has taken the last token."""
-        if self.state is FINISHED and self.stream.unread_after_pause() == 0:
-            self.sequence.commit()
-            self._end()
+        if self.state is not FINISHED or self.stream.unread_after_pause():
+            return
+        if self.stream.cancel_requested:  # its end may never come by itself
+            self.cancel()
+            return
+        self.sequence.commit()
+        self._end()
 
     def cancel(self) -> None:
         """Keep what the reader has taken, forget the rest."""

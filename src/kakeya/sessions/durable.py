@@ -1,6 +1,7 @@
 """Sessions in a state directory: stored before their clients are told, and asleep when they have no slab."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -60,7 +61,8 @@ class Durable(Keeping):
         self._tiers = Hibernation(
             engine.moves, pool.geometry, self._shelf, config.host_tier_bytes, block, observer, retriever
         )
-        self._cut_short: list[StoredAnswer] = []
+        self._ends_lock = threading.Lock()
+        self._ends: list[StoredAnswer] = []  # of generates that are over, which is not stored yet
         self._shelf.start()
 
     # What was there before.
@@ -112,20 +114,27 @@ class Durable(Keeping):
         lengths = {each.session_id: each.length for each in self._store.sessions()}
         stored = [_ended(each, lengths) for each in self._store.answers()]
         _remember([each for each, _ in stored], lengths, answers)
-        self._cut_short = [each for each, was_open in stored if was_open]
+        self._ends += [each for each, was_open in stored if was_open]
         try:
             self._store_ends()
         except StorageFailed as error:
             log.warning("answers that a crash has cut short are not stored as such yet: %s", error)
 
     def _store_ends(self) -> None:
-        """Say where generates ended that a crash has cut short. Raises StorageFailed.
+        """Say where generates ended that a crash or a full disk has cut short. Raises StorageFailed.
 
         A later process would take what comes behind them for their tokens. So nothing comes before this.
         """
-        if self._cut_short:
-            self._store.put_answers(self._cut_short)
-            self._cut_short = []
+        with self._ends_lock:
+            ends = list(self._ends)
+        if ends:
+            self._store.put_answers(ends)
+            with self._ends_lock:
+                self._ends = [each for each in self._ends if each not in ends]
+
+    def _end_not_stored(self, answer: StoredAnswer) -> None:
+        with self._ends_lock:
+            self._ends.append(answer)
 
     def tell_again(self, session: Session, first: object) -> EventStream | None:
         if not isinstance(first, StoredGenerate):
@@ -181,7 +190,8 @@ class Durable(Keeping):
         if not self._store.is_durable:
             return super().stream(session, call, wake, limit)
         stream = RecordedStoredStream(wake, limit) if call.request_id else StoredStream(wake)
-        stream.journal = GenerateJournal(self._store, session, call, self._shelf.progressed)
+        progressed = self._shelf.progressed
+        stream.journal = GenerateJournal(self._store, session, call, progressed, self._end_not_stored)
         return stream
 
     def rested(self, session: Session) -> None:

@@ -10,6 +10,7 @@ from kakeya.engine.stream import EventStream
 from kakeya.sessions.answers import Call
 from kakeya.sessions.session import Session
 from kakeya.sessions.stored_stream import Work
+from kakeya.storage.records import StoredAnswer
 from kakeya.storage.store import StateStore
 from kakeya.storage.turns import StoredTurn
 from kakeya.types import (
@@ -31,9 +32,16 @@ class GenerateJournal:
     """
 
     def __init__(
-        self, store: StateStore, session: Session, call: Call, progressed: Callable[[Session, int], None]
+        self,
+        store: StateStore,
+        session: Session,
+        call: Call,
+        progressed: Callable[[Session, int], None],
+        not_stored: Callable[[StoredAnswer], None],
     ) -> None:
+        """`not_stored` is told of an answer whose end must be stored before anything else of the session."""
         self._store, self._session, self._call, self._progressed = store, session, call, progressed
+        self._not_stored = not_stored
         self._start = 0
         self._turn: StoredTurn | None = None
         self._dropped = 0
@@ -67,6 +75,12 @@ class GenerateJournal:
         self._is_known = True  # not before: a transaction that fails is tried again
         self._progressed(self._session, length)
 
+    def lost_end(self, length: int) -> None:
+        if self._call.request_id:
+            count = length - self._start
+            del self._logprobs[count:]
+            self._not_stored(self._answer(count, None))
+
     def _write_turn(self, db: sqlite3.Connection, turn: StoredTurn, end: int) -> None:
         """What it brought back, from the first token of its answer on."""
         if end > self._start:
@@ -93,6 +107,9 @@ class GenerateJournal:
                     count = start - self._start
         if self._is_known and count is None:
             return
+        self._store.remember(db, self._answer(count, done))
+
+    def _answer(self, count: int | None, done: dict[str, Any] | None) -> StoredAnswer:
         answer: dict[str, Any] = {
             "start": self._start,
             "dropped": self._dropped,
@@ -103,7 +120,7 @@ class GenerateJournal:
             answer["logprobs"] = self._logprobs
         stored = self._call.answered(self._session.owner, answer)
         assert stored is not None
-        self._store.remember(db, stored)
+        return stored
 
 
 @dataclass(frozen=True)

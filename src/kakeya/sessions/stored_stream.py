@@ -38,6 +38,10 @@ class Journal(Protocol):
         """The stored history has this length. Called on the storage thread."""
         ...
 
+    def lost_end(self, length: int) -> None:
+        """The generate has ended where the history has this length, and that could not be stored."""
+        ...
+
 
 class StoredStream(EventStream):
     """Set `journal` before the engine gets it."""
@@ -136,8 +140,10 @@ class StoredStream(EventStream):
         """Nothing more can be stored: the generate ends with what its reader has."""
         self._failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
         self._storing = False
-        if self._cuts:  # it has ended, and its reader must be told
+        has_all = self._terminated and self.unread == 0
+        if self._cuts or has_all:  # it has ended, and its reader must be told
             self._held.clear()
+            self.journal.lost_end(self._start + self._released)
             self._events.append(FailedEvent(self._failure))
             self._tell_reader()
         else:

@@ -175,6 +175,15 @@ class Records:
             (*key, sealed),
         )
 
+    def replace_answer(self, db: sqlite3.Connection, answer: StoredAnswer) -> None:
+        """Put it in the place of an earlier one for the same call, if that is kept."""
+        sealed = self._sealed(answer.answer, f"answer {answer.request_id}")
+        key = (answer.owner, answer.call, answer.session_id, answer.request_id)
+        db.execute(
+            "UPDATE answers SET answer = ? WHERE owner = ? AND call = ? AND session = ? AND request = ?",
+            (sealed, *key),
+        )
+
     def answers(self, db: sqlite3.Connection) -> Iterator[StoredAnswer]:
         """All of them, oldest first."""
         query = "SELECT owner, call, session, request, answer FROM answers ORDER BY id"

@@ -294,11 +294,12 @@ class StateStore:
     # Answers and documents.
 
     def put_answers(self, answers: Sequence[StoredAnswer]) -> None:
-        """Store answers in the place of earlier ones for the same calls. Waits for the disk."""
+        """Store answers in the place of earlier ones for the same calls, where these are still kept. Waits
+        for the disk."""
 
         def put(db: sqlite3.Connection) -> None:
             for each in answers:
-                self.records.answer(db, each)
+                self.records.replace_answer(db, each)
 
         self._ask(put)
 
