@@ -332,6 +332,29 @@ def test_without_durability_a_clean_end_keeps_sessions(
     assert tokens(answer(second, session, 9)) == tokens(answer(alone, solo, 9))
 
 
+def test_a_crash_costs_what_the_durability_of_that_process_says(
+    open_tiny: Open, tmp_path: Path, crashed: Crashed
+) -> None:
+    """Not that of the next one."""
+    none, process = (
+        {"durability": each, "host_tier_bytes": 0} for each in (Durability.NONE, Durability.PROCESS)
+    )
+    first = open_tiny(CONFIG, settings=kept(tmp_path / "a", **process))
+    whole = [new_session(first) for _ in range(3)]
+    said = [answer(first, each, 5) for each in whole]
+    there = crashed(tmp_path / "a", tmp_path / "b")
+    second = open_tiny(CONFIG, settings=kept(there, **none))
+    infos = second.list_sessions()[0]
+    assert [each.history_length for each in infos] == [len(PROMPT) + len(tokens(each)) for each in said]
+    awake = whole[0]
+    second.append(awake, [4])
+    third = open_tiny(CONFIG, settings=kept(crashed(there, tmp_path / "c"), **process))
+    with pytest.raises(SessionNotFound):
+        third.info(awake)
+    assert [each.session_id for each in third.list_sessions()[0]] == whole[1:]
+    assert [third.append(each, [4]) for each in whole[1:]] == [infos[1].history_length + 1] * 2
+
+
 @pytest.mark.parametrize("durability", list(Durability))
 def test_a_clean_end_keeps_a_session_that_generates(
     open_tiny: Open, alone: Runtime, tmp_path: Path, durability: Durability

@@ -70,11 +70,12 @@ class Durable(Keeping):
     def recovered(self) -> list[Session]:
         """All sessions, asleep on the disk. Those that went on without being stored are lost."""
         stored = self._store.sessions()
-        lost = [each for each in stored if each.is_open and not self._store.is_durable]
+        lost = [each for each in stored if each.is_open and not self._store.was_durable]
         for each in lost:
             self._store.delete(each.session_id)
         if lost:
-            log.warning("%d sessions were awake when the last server died: durability is none", len(lost))
+            log.warning("%d sessions were awake in a crash of a server with durability none", len(lost))
+        self._store.take_over()
         gone, turns = {each.session_id for each in lost}, self._store.newest_turns()
         kept = [each for each in stored if each.session_id not in gone]
         sessions = [self._asleep(each, turns.get(each.history)) for each in kept]

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from kakeya.config import StateConfig
@@ -31,6 +32,7 @@ from kakeya.types import Document, Durability
 
 T = TypeVar("T")
 _PRUNE_EVERY = 64
+_DURABILITY = "durability"
 
 
 class StateStore:
@@ -60,6 +62,8 @@ class StateStore:
             )
             self._fence = Fence(self._database) if config.fenced else None
             self._claim("sealing", self._sealer.name, "was written with another key, or with none")
+            last = self._ask(partial(_kept_fact, name=_DURABILITY, value=config.durability.value))
+            self._last_durability = Durability(last)
             known, limit = self._ask(_known_snapshots), config.disk_tier_bytes
             self._snapshots = SnapshotFiles(snapshots, self._files, self._sealer, limit, known)
         except BaseException:
@@ -84,6 +88,23 @@ class StateStore:
     def is_durable(self) -> bool:
         """Whether what is acknowledged must be stored first."""
         return self.config.durability is not Durability.NONE
+
+    @property
+    def was_durable(self) -> bool:
+        """The same of the last process: what it left open in a crash is whole."""
+        return self._last_durability is not Durability.NONE
+
+    def take_over(self) -> None:
+        """All that is here is whole. From now on our own durability says what a crash costs."""
+        durability = self.config.durability
+
+        def close_all(db: sqlite3.Connection) -> None:
+            db.execute("UPDATE sessions SET is_open = 0 WHERE is_open")
+            db.execute("UPDATE facts SET value = ? WHERE name = ?", (durability.value, _DURABILITY))
+
+        if self._last_durability is not durability:
+            self._ask(close_all)
+            self._last_durability = durability
 
     @property
     def disk_bytes(self) -> int:
@@ -344,12 +365,7 @@ class StateStore:
     def _claim(self, name: str, value: str, otherwise: str) -> None:
         """The directory's own value, which stays what it was first."""
 
-        def claim(db: sqlite3.Connection) -> str:
-            db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, value))
-            (kept,) = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-            return str(kept)
-
-        kept = self._ask(claim)
+        kept = self._ask(partial(_kept_fact, name=name, value=value))
         if kept != value:
             raise ConfigError(
                 f"the state directory {self.config.directory} {otherwise}: {kept}, here {value}"
@@ -389,6 +405,13 @@ class StateStore:
             return None
         assert session.snapshot is not None, "who sends contents says what they are"
         return self._snapshots.write([memoryview(contents)], session.snapshot.computed)
+
+
+def _kept_fact(db: sqlite3.Connection, name: str, value: str) -> str:
+    """What the directory has under this name, from now on `value` if it had nothing."""
+    db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, value))
+    (kept,) = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+    return str(kept)
 
 
 def _known_snapshots(db: sqlite3.Connection) -> list[Snapshot]:
