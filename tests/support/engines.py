@@ -106,9 +106,11 @@ class Room:
         beginnings = Beginnings(ShareBeginnings.OFF, self._pool, any_cut=any_cut)
         self.scheduler = Scheduler(config, beginnings, any_cut=any_cut)
 
-    def start(self, owner: str, prompt: int, emitted: int = 0) -> Request:
+    def start(self, owner: str, prompt: int, emitted: int = 0, *, appends: int = 1) -> Request:
+        """Queue a prompt of so many tokens, which came in so many appends of one length."""
         sequence = TokenSequence(self._pool.allocate(), owner, (), None)
-        sequence.append([3] * prompt)
+        for _ in range(appends):
+            sequence.append([3] * (prompt // appends))
         if emitted:
             sequence.slab.written = prompt - 1
         request = Request(sequence, EventStream(lambda: None), 10**6, SamplingParams(), emitted=emitted)
