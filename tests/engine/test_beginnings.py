@@ -8,10 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from kakeya.config import CacheConfig, EngineConfig
+from kakeya.engine.backend import Backend
 from kakeya.engine.beginnings import GRANULE
 from kakeya.engine.engine import Engine
 from kakeya.engine.sequence import TokenSequence
-from kakeya.observer import EngineObserver
+from kakeya.observer import UNOBSERVED, EngineObserver
 from kakeya.types import (
     BackendChoice,
     KernelChoice,
@@ -27,6 +28,9 @@ from support.engines import GREEDY, done_of, say
 
 BEGINNING = [(7 * i + i * i) % 59 + 2 for i in range(200)]
 FEW_BYTES = 4 * GRANULE * 512  # of the tiny model: four granules
+
+MakeEngine = Callable[..., Engine]
+Models = dict[str, tiny.Model | Path]  # where the backend reads the model itself, its path
 
 
 @dataclass
@@ -46,8 +50,8 @@ class Heard(EngineObserver):
 
 
 def config_of(kind: str, **changes: object) -> EngineConfig:
-    """Native kernels, MLX, or torch in one of its numerics; a first lap of 100 tokens."""
-    numerics = Numerics.EXACT if kind == "exact" else Numerics.FAST
+    """Native kernels, MLX, the CUDA backend on a CPU, or torch in its numerics; a first lap of 100 tokens."""
+    numerics = Numerics.EXACT if kind in ("exact", "cuda") else Numerics.FAST
     own = {
         "native": {"kernels": KernelChoice.NATIVE, "weights": WeightFormat.AUTO},
         "mlx": {"backend": BackendChoice.MLX},
@@ -56,24 +60,28 @@ def config_of(kind: str, **changes: object) -> EngineConfig:
 
 
 @pytest.fixture(scope="module")
-def decoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tiny.Model]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("beginnings")
     llama, mixed = tiny.write_llama(folder / "llama"), gguf_files.write_mixed(folder / "mixed.gguf")
     files: dict[str, Path] = {"native": mixed, "mlx": llama, "exact": llama, "fast": llama}
-    return {kind: tiny.load(path, config_of(kind)) for kind, path in files.items()}
+    return {kind: tiny.load(path, config_of(kind)) for kind, path in files.items()} | {"cuda": llama}
 
 
-MakeEngine = Callable[..., Engine]
+def start(models: Models, kind: str, config: EngineConfig, observer: EngineObserver = UNOBSERVED) -> Engine:
+    model = models[kind]
+    if isinstance(model, Path):
+        backend: Backend = tiny.make_device_backend(model, config)
+    else:
+        backend = tiny.make_backend(model, config)
+    return Engine(backend, config, observer=observer).start()
 
 
 @pytest.fixture
-def make_engine(decoders: dict[str, tiny.Model]) -> Iterator[MakeEngine]:
+def make_engine(models: Models) -> Iterator[MakeEngine]:
     engines: list[Engine] = []
 
     def make(kind: str = "exact", heard: Heard | None = None, **changes: object) -> Engine:
-        config = config_of(kind, **changes)
-        backend = tiny.make_backend(decoders[kind], config)
-        engines.append(Engine(backend, config, observer=heard or Heard()).start())
+        engines.append(start(models, kind, config_of(kind, **changes), heard or Heard()))
         return engines[-1]
 
     yield make
@@ -89,8 +97,8 @@ def ask(engine: Engine, tokens: Sequence[int], owner: str = "me") -> tuple[Token
     return sequence, [e.token_id for e in events if isinstance(e, TokenEvent)], events[-1].cached_token_count
 
 
-KINDS = ["native", "mlx", "exact", "fast"]
-GRAIN = {"native": GRANULE, "mlx": GRANULE, "exact": GRANULE, "fast": 8}
+KINDS = ["native", "mlx", "cuda", "exact", "fast"]
+GRAIN = dict.fromkeys(KINDS, GRANULE) | {"fast": 8}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -421,13 +429,11 @@ def play(engine: Engine, script: Sequence[tuple[object, ...]]) -> list[object]:
 @pytest.mark.parametrize("kind", KINDS)
 @given(script=actions)
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_sharing_changes_no_token(
-    decoders: dict[str, tiny.Model], kind: str, script: Sequence[tuple[object, ...]]
-) -> None:
+def test_sharing_changes_no_token(models: Models, kind: str, script: Sequence[tuple[object, ...]]) -> None:
     said = []
     for share in (ShareBeginnings.OFF, ShareBeginnings.OWNER):
         config = replace(config_of(kind), share_beginnings=share, prefix_cache_bytes=FEW_BYTES)
-        engine = Engine(tiny.make_backend(decoders[kind], config), config).start()
+        engine = start(models, kind, config)
         try:
             said.append(play(engine, script))
         finally:
@@ -436,11 +442,11 @@ def test_sharing_changes_no_token(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_copied_slots_have_the_bits_of_computed_ones(decoders: dict[str, tiny.Model], kind: str) -> None:
+def test_copied_slots_have_the_bits_of_computed_ones(models: Models, kind: str) -> None:
     slabs = []
     for share in (ShareBeginnings.OFF, ShareBeginnings.OWNER):
         config = replace(config_of(kind), share_beginnings=share)
-        engine = Engine(tiny.make_backend(decoders[kind], config), config).start()
+        engine = start(models, kind, config)
         try:
             ask(engine, BEGINNING[:64])
             second, _, cached = ask(engine, [*BEGINNING[:64], 7, 7])

@@ -21,7 +21,7 @@ from kakeya.engine.cuda.weights import load_weights
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.sequence import TokenSequence
-from kakeya.engine.slab import SlabPool, slab_geometry
+from kakeya.engine.slab import SlabPool, prefix_cache_bytes, slab_geometry
 from kakeya.kernels.gpu import load_gpu_kernels
 from kakeya.models.checkpoint import open_checkpoint
 from kakeya.models.config import ModelConfig
@@ -241,7 +241,7 @@ def make_device_backend(
     checkpoint = open_checkpoint(directory)
     weights = load_weights(checkpoint, dtype=config.dtype, weights=config.weights, device=device)
     geometry = slab_geometry(checkpoint.config, config, drafter.config.layers if drafter is not None else 0)
-    pool = SlabPool(geometry, config.capacity, device, GRANULE)
+    pool = SlabPool(geometry, config.capacity, device, GRANULE, prefix_cache_bytes(config, geometry))
     kernels = load_gpu_kernels(device, config.kernels)
     backend = CudaBackend(weights, pool, config.numerics, kernels, fingerprint, config, device, drafter)
     backend.capture()
