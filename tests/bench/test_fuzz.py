@@ -44,16 +44,16 @@ def test_no_damaged_file_is_accepted(tiny: dict[str, Any]) -> None:
 
 
 def test_what_sessions_recall_is_changed_too(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from kakeya.engine import state_bytes
+    from kakeya.engine import state
 
     checked: list[RecallState] = []
-    check = state_bytes.check_recall
+    check = state.check_recall
 
     def watched(recall: RecallState, *rest: int) -> None:
         checked.append(recall)
         check(recall, *rest)
 
-    monkeypatch.setattr(state_bytes, "check_recall", watched)
+    monkeypatch.setattr(state, "check_recall", watched)
     bench = Fuzz(**(tiny | {"files": 3000, "recall": 16}))
     results = bench.run(Run())
     assert [gate.passed for gate in bench.gates(results)] == [True] * 5, results

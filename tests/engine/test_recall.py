@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from kakeya.engine import recall as recall_module
+from kakeya.engine import recall as recall_module, state as state_module
 from kakeya.engine.engine import Engine
 from kakeya.engine.sequence import TokenSequence
 from kakeya.engine.slab import recalled_positions
@@ -296,3 +296,24 @@ def test_an_exported_session_goes_on_with_what_was_recalled(
         assert copy.slab.recalled == original.slab.recalled == ranges((10, 12), (40, 42))
     finally:
         other.shutdown()
+
+
+def test_a_file_of_version_2_was_filled_up_with_the_beginning(
+    exact: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = open_with_recall(exact)
+    say(exact, original, history(60), 3)
+    exact.append(original, [7, 8])
+    exact.recall(original, ranges((2, 5), (20, 23)))
+    tokens_of(exact.generate(original, 2, GREEDY))
+    written = exact.export_state(original)
+    assert written.recall is not None
+    path = tmp_path / "state"
+    monkeypatch.setattr(state_module, "VERSION", "2")
+    write_state(path, replace(written, recall=replace(written.recall, recalled=ranges((20, 23)))))
+    copy = exact.import_state(read_state(path, "tiny", exact._backend.pool.geometry), "someone")
+    assert copy.slab.recalled == ranges((2, 5), (20, 23))
+    exact.append(copy, [9])
+    exact.append(original, [9])
+    assert tokens_of(exact.generate(copy, 8, GREEDY)) == tokens_of(exact.generate(original, 8, GREEDY))
+    assert copy.inv4_violations == 0

@@ -20,8 +20,10 @@ from kakeya.errors import StateMismatch
 from kakeya.types import TokenRange
 
 FORMAT = "kakeya-session"
-VERSION = "2"
-_READABLE = ("1", VERSION)  # the first knew no recall
+VERSION = "3"
+# The first knew no recall. In the second, what was recalled was filled up with the beginning of the history.
+_FILLED_UP = "2"
+_READABLE = ("1", _FILLED_UP, VERSION)
 DRAFT_PREFIX = "draft."
 DRAFT_LAYERS = "device.layers"
 
@@ -207,7 +209,7 @@ def state_contents(state: SequenceState) -> tuple[dict[str, Tensor], dict[str, s
 def check_header(source: str, metadata: Mapping[str, str], fingerprint: str, geometry: SlabGeometry) -> None:
     """Raises StateMismatch for state that another model, geometry or format has made."""
     if metadata.get("format") != FORMAT or metadata.get("version") not in _READABLE:
-        raise StateMismatch(f"{source} is not a {FORMAT} file of version {' or '.join(_READABLE)}")
+        raise StateMismatch(f"{source} is not a {FORMAT} file of version {', '.join(_READABLE)}")
     if metadata.get("model") != fingerprint:
         raise StateMismatch(
             f"{source} belongs to another model or weight format: {metadata.get('model')}, here {fingerprint}"
@@ -288,13 +290,36 @@ def parse_state(
         positions=positions,
         draft={name.removeprefix(DRAFT_PREFIX): tensor for name, tensor in drafts.items()},
         notes=metadata["notes"],
-        recall=RecallState.from_json(metadata["recall"]) if "recall" in metadata else None,
+        recall=checked_recall(metadata, len(tensors["tokens"]), geometry),
     )
     if not 0 <= state.committed <= max(0, len(state.tokens) - 1):
         raise ValueError(f"{state.committed} tokens computed of a history of {len(state.tokens)}")
-    if state.recall is not None:
-        check_recall(state.recall, state.sink, len(state.tokens), state.committed, geometry)
     return state
+
+
+def checked_recall(metadata: Mapping[str, str], length: int, geometry: SlabGeometry) -> "RecallState | None":
+    """What the file of a session of `length` tokens says of recall. Raises ValueError or InvalidArgument for
+    what no session can have recalled."""
+    if "recall" not in metadata:
+        return None
+    recall, sink = RecallState.from_json(metadata["recall"]), int(metadata["sink"])
+    check_recall(recall, sink, length, int(metadata["committed"]), geometry)
+    if metadata["version"] != _FILLED_UP:
+        return recall
+    held = _filled_up(recall.recalled, sink - recall.slots, recall.slots)
+    _check_fit(held, recall.slots, length)
+    return replace(recall, recalled=held)
+
+
+def _filled_up(recalled: Ranges, pinned: int, slots: int) -> Ranges:
+    """With the earliest tokens behind the pinned ones that the slots held beside these."""
+    if not recalled:
+        return ()
+    named = np.concatenate([np.arange(each.start, each.end) for each in recalled])
+    others = np.setdiff1d(np.arange(pinned, pinned + slots), named)
+    held = np.sort(np.concatenate([others[: slots - len(named)], named]))
+    pieces = np.split(held, np.flatnonzero(np.diff(held) != 1) + 1)
+    return tuple(TokenRange(int(piece[0]), int(piece[-1]) + 1) for piece in pieces)
 
 
 def check_recall(recall: RecallState, sink: int, length: int, committed: int, geometry: SlabGeometry) -> None:

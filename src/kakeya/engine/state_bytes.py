@@ -15,13 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kakeya.engine.recall import Ranges
 from kakeya.engine.slab import SlabGeometry, held_positions
 from kakeya.engine.state import (
-    RecallState,
     SequenceState,
     check_header,
-    check_recall,
+    checked_recall,
     parse_state,
     state_contents,
 )
@@ -144,14 +142,9 @@ def _check_tensors(
         raise ValueError(f"it pins {sink} tokens and has computed {committed}")
     if slots <= sink or slots < min(committed, geometry.cache.capacity):
         raise ValueError(f"{slots} slots are too few")
-    recalled: Ranges = ()
-    recall_slots = 0
-    if "recall" in metadata:
-        recall = RecallState.from_json(metadata["recall"])
-        check_recall(
-            recall, sink, len(tensors["tokens"]), committed, geometry
-        )  # before anything is made of its ranges
-        recalled, recall_slots = recall.recalled, recall.slots
+    # Before anything is made of its ranges.
+    recall = checked_recall(metadata, len(tensors["tokens"]), geometry)
+    recalled, recall_slots = ((), 0) if recall is None else (recall.recalled, recall.slots)
     window = geometry.cache.capacity - sink
     expected = held_positions(slots, sink, window, committed, recalled, recall_slots)
     if not np.array_equal(tensors["positions"].numpy(), expected):
