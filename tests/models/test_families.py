@@ -33,6 +33,20 @@ VISION = {
     "patch_size": 8,
 }
 
+# Granite 4 without recurrent layers and experts. Nothing reads its intermediate_size.
+GRANITE4 = SHAPE | {
+    "num_local_experts": 0,
+    "shared_intermediate_size": 40,
+    "layer_types": ["full_attention"] * 3,
+    "position_embedding_type": "rope",
+    "mamba_n_heads": 8,
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 0.5,
+    "rms_norm_eps": 1e-2,
+}
+
 
 def longrope(original: int, half: int, **more: object) -> dict[str, object]:
     return {
@@ -115,6 +129,10 @@ CASES: dict[str, transformers.PreTrainedConfig] = {
         attention_bias=True,
         mlp_bias=True,
         rms_norm_eps=1e-2,
+    ),
+    "granite4": transformers.GraniteMoeHybridConfig(**GRANITE4, attention_bias=True),
+    "granite4 without positions": transformers.GraniteMoeHybridConfig(
+        **GRANITE4 | {"position_embedding_type": None}
     ),
     "gemma2": transformers.Gemma2Config(
         **SHAPE,

@@ -10,7 +10,7 @@ import transformers
 from kakeya.errors import UnsupportedModel
 from kakeya.models.checkpoint import open_checkpoint
 from kakeya.models.config import ModelConfig
-from kakeya.models.rope import DivisorScaling, LinearScaling, YarnScaling
+from kakeya.models.rope import DivisorScaling, LinearScaling, RopeConfig, YarnScaling
 from support import gguf_files
 from support.families import SHAPE, VOCAB, decoder_logits, expected_logits, load_float32, save_random
 
@@ -90,3 +90,11 @@ def test_rope_divisors_come_from_their_tensor(tmp_path: Path) -> None:
     divisors = {"rope_freqs.weight": np.array([1, 2, 4, 8], dtype=np.float32)}
     config = open_checkpoint(gguf_files.write_bare(tmp_path / "x.gguf", tensors=divisors)).config
     assert {rope.scaling for rope in config.layer_ropes} == {DivisorScaling((1.0, 2.0, 4.0, 8.0))}
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_a_granite_file_says_whether_its_layers_have_positions(turns: bool, tmp_path: Path) -> None:
+    config = transformers.GraniteConfig(**SHAPE)
+    path = gguf_files.write_bare(tmp_path / "x.gguf", config, "granite", rope__scaling__finetuned=turns)
+    ropes = set(open_checkpoint(path).config.layer_ropes)
+    assert ropes == {RopeConfig(10_000.0, 8) if turns else RopeConfig.unrotated(8)}

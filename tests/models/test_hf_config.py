@@ -103,6 +103,21 @@ def test_granites_multipliers_are_folded() -> None:
     assert parse_config(residual_multiplier=0.5) == parse_config()  # a Llama has none
 
 
+def test_a_granite4_without_states_and_experts_is_a_granite() -> None:
+    published = {
+        "model_type": "granitemoehybrid",
+        "layer_types": ["attention"] * 4,
+        "num_local_experts": 0,
+        "position_embedding_type": "rope",
+        "shared_intermediate_size": 96,
+    }
+    config = parse_config(**published)
+    assert (config.family, config.intermediate_size, config.fused_gate_up) == ("granite", 96, True)
+    assert config.layer_ropes[0].rotated is None
+    unrotated = parse_config(**published | {"position_embedding_type": "nope"})
+    assert set(unrotated.layer_ropes) == {RopeConfig.unrotated(config.head_dim)}
+
+
 def test_heads_of_gemma4s_layers() -> None:
     stated = {"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
     config = parse_config(**GEMMA4 | stated)
@@ -144,6 +159,14 @@ def test_end_tokens_of_all_files_are_united() -> None:
         ),
         ({"num_local_experts": 8}, "num_local_experts = 8 is not supported: this network has no router"),
         ({"model_type": "granitemoehybrid"}, "'granitemoehybrid' is not supported: a recurrent state"),
+        (
+            {"model_type": "granitemoehybrid", "layer_types": ["attention", "mamba"]},
+            "'granitemoehybrid' is not supported: a recurrent state",
+        ),
+        (
+            {"model_type": "granitemoehybrid", "layer_types": ["attention"] * 4},
+            "num_local_experts = 8 is not supported: this network has no router",
+        ),
         (
             {"model_type": "gemma3n"},
             "'gemma3n' is not supported: it has an embedding for each layer",

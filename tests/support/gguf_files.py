@@ -100,6 +100,8 @@ def add_metadata(writer: gguf.GGUFWriter, metadata: dict[str, object]) -> None:
             writer.add_string(name, value)
         elif isinstance(value, list):
             writer.add_array(name, value)
+        elif isinstance(value, bool):
+            writer.add_bool(name, value)
         elif isinstance(value, int):
             writer.add_uint32(name, value)
         else:

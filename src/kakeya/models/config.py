@@ -193,6 +193,7 @@ class ModelConfig:
     layer_heads: tuple[LayerHeads, ...] = ()
     value_norm: bool = False  # each head of a value is normed, without a weight
     layer_scalars: bool = False  # a layer's output is multiplied by a number of its own
+    fused_gate_up: bool = False  # one tensor for gate and up, also where q, k and v have their own
 
     def __post_init__(self) -> None:
         for name in _SIZES:

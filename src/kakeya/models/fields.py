@@ -29,6 +29,9 @@ class Fields:
         }
         return Fields({**defaults, **present}, self._source)
 
+    def with_values(self, values: Mapping[str, Any]) -> "Fields":
+        return Fields({**self._values, **values}, self._source)
+
     def raw(self, name: str) -> Any:
         return self._values.get(name)
 

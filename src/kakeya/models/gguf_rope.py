@@ -33,6 +33,8 @@ def layer_ropes(
     rope = RopeConfig(theta, head_dim, _scaling(fields, divisors), rotated)
     local = _local_rope(fields, family, rope)
     unrotated, pattern = RopeConfig.unrotated(head_dim), family.unrotated_pattern
+    if family.name == "granite" and not fields.flag("rope.scaling.finetuned", True):
+        pattern = 1  # how Granite's files say that no layer has positions
     return tuple(
         unrotated if pattern and (layer + 1) % pattern == 0 else local if local_layer else rope
         for layer, local_layer in enumerate(is_local)

@@ -17,12 +17,16 @@ from kakeya.models.config import (
     unsupported_architecture,
 )
 from kakeya.models.fields import Fields
-from kakeya.models.hf_rope import layer_ropes, query_temperature
+from kakeya.models.hf_rope import GRANITE4, layer_ropes, query_temperature
 
 SOURCE = "config.json"
 
 # model_type of the text part -> family
-_MODEL_TYPES = {name: name for name in FAMILIES} | {"gemma3_text": "gemma3", "gemma4_text": "gemma4"}
+_MODEL_TYPES = {name: name for name in FAMILIES} | {
+    "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
+    GRANITE4: "granite",
+}
 # Multimodal models whose text decoder is one of ours -> what it may be
 _NESTED = {"gemma3": ("gemma3",), "gemma4": ("gemma4",), "mistral3": ("mistral", "ministral3")}
 # Published Gemma 3 files leave out of text_config whatever equals these.
@@ -46,6 +50,8 @@ _GEMMA4_DEFAULTS: dict[str, Any] = _GEMMA3_DEFAULTS | {
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
     },
 }
+# Granite 4's network can have recurrent layers and experts; these models have neither.
+_GRANITE4_DEFAULTS: dict[str, Any] = {"num_local_experts": 8, "shared_intermediate_size": 1024}
 # Families all of whose layers have the window that the file states, and those that never have one. In the
 # others each layer has a type.
 _ALL_LOCAL = ("mistral", "ministral3", "phi3")
@@ -131,6 +137,7 @@ def config_from_hf(raw: Mapping[str, Any], generation: Mapping[str, Any] | None 
         layer_heads=layer_heads,
         value_norm=family.name == "gemma4",
         layer_scalars=family.name == "gemma4",
+        fused_gate_up=fields.raw("model_type") == GRANITE4,
     )
 
 
@@ -148,7 +155,7 @@ def _text_part(outer: Fields) -> tuple[Fields, Family]:
     if family.name == "gemma4":
         fields = fields.with_defaults(_GEMMA4_DEFAULTS)
         _refuse_gemma4(fields)
-    return fields, family
+    return (_granite4(fields) if model_type == GRANITE4 else fields), family
 
 
 def _refuse_features(fields: Fields) -> None:
@@ -166,6 +173,17 @@ def _refuse_gemma4(fields: Fields) -> None:
     refuse_gemma4_small(
         SOURCE, fields.integer("hidden_size_per_layer_input"), fields.integer("num_kv_shared_layers", 0)
     )
+
+
+def _granite4(fields: Fields) -> Fields:
+    """As a Granite, whose MLP is the one that experts share here.
+
+    Raises UnsupportedModel where a layer has a recurrent state."""
+    types = fields.sequence("layer_types", str) or []
+    if not types or set(types) - {"attention", "full_attention"}:
+        raise unsupported_architecture(GRANITE4)
+    fields = fields.with_defaults(_GRANITE4_DEFAULTS)
+    return fields.with_values({"intermediate_size": fields.integer("shared_intermediate_size")})
 
 
 def _layer_heads(

@@ -17,6 +17,7 @@ from kakeya.models.rope import (
     yarn_attention_factor,
 )
 
+GRANITE4 = "granitemoehybrid"  # the model_type of Granite 4
 _SUPPORTED = "linear, llama3, longrope, proportional, yarn"
 _WHY_NOT = {
     "dynamic": "its angles depend on how long the text is",
@@ -71,6 +72,8 @@ def _ropes_by_type(fields: Fields, family: Family, head_dims: Mapping[str, int])
 
 def _layers_that_turn(fields: Fields, family: Family, layers: int) -> list[bool]:
     """False for a layer without positions."""
+    if fields.raw("model_type") == GRANITE4:
+        return [fields.maybe_text("position_embedding_type") == "rope"] * layers
     if family.unrotated_pattern is None:
         return [True] * layers
     stated = fields.sequence("no_rope_layers", int)

@@ -26,6 +26,11 @@ _PREFIXES = (
     ("model.language_model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
+# What Granite 4 calls an MLP -> what the others do.
+_PARTS = (
+    (".shared_mlp.input_linear.", ".mlp.gate_up_proj."),
+    (".shared_mlp.output_linear.", ".mlp.down_proj."),
+)
 
 
 class SafetensorsDirectory:
@@ -167,6 +172,8 @@ def _open(path: Path) -> Any:
 
 
 def _common_name(name: str) -> str:
+    for stored, common in _PARTS:
+        name = name.replace(stored, common)
     for stored, common in _PREFIXES:
         if name.startswith(stored):
             return common + name.removeprefix(stored)

@@ -168,7 +168,8 @@ def _block_norms(config: ModelConfig) -> tuple[str | None, str | None, str | Non
 
 def _gate_up(config: ModelConfig) -> dict[str, int]:
     inner = config.intermediate_size
-    return {"gate_up_proj": 2 * inner} if config.fused_projections else {"gate_proj": inner, "up_proj": inner}
+    fused = config.fused_projections or config.fused_gate_up
+    return {"gate_up_proj": 2 * inner} if fused else {"gate_proj": inner, "up_proj": inner}
 
 
 def as_float(stored: Stored, dtype: torch.dtype) -> Tensor:
