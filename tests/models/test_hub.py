@@ -3,6 +3,7 @@
 import builtins
 import errno
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -82,6 +83,41 @@ def test_safetensors_come_with_their_json_and_nothing_else(fake: FakeHub, cache:
     assert not are_progress_bars_disabled()
     assert catalogue.resolve("org/name") == path
     assert len(fake.downloads) == 1
+
+
+@pytest.mark.parametrize("index", [None, {"weight_map": {"a": "model-1-of-1.safetensors"}}])
+def test_weights_are_not_fetched_twice(index: dict[str, Any] | None, fake: FakeHub) -> None:
+    """Mistral's repositories have a second copy for a reader of their own."""
+    name = "model.safetensors" if index is None else "model-1-of-1.safetensors"
+    fake.add("org/name", {name: WEIGHTS, "consolidated.safetensors": WEIGHTS[1:], "config.json": b"{}"})
+    if index is not None:
+        fake.add("org/name", {"model.safetensors.index.json": json.dumps(index).encode()})
+    path = catalogue.resolve("org/name")
+    assert [file.name for file in path.glob("*.safetensors")] == [name]
+    assert path.with_name("checkpoint.sha256").read_text() == f"{DIGEST}  {name}\n"
+    assert catalogue.pull("org/name") == path
+
+
+@pytest.mark.parametrize("damaged", [b"[", b"3", b'{"weight_map": 3}'])
+def test_damage_beside_weights_is_left_to_the_reader(damaged: bytes, fake: FakeHub) -> None:
+    files = {"model.safetensors": WEIGHTS, "config.json": damaged, "model.safetensors.index.json": damaged}
+    fake.add("org/name", files)
+    assert files_in(catalogue.resolve("org/name")) == sorted(files)
+
+
+def test_a_network_that_is_refused_is_not_fetched(fake: FakeHub) -> None:
+    refused = {"config.json": b'{"model_type": "qwen3_moe"}', "model.safetensors": WEIGHTS}
+    fake.add("org/experts", refused)
+    message = "^org/experts: architecture 'qwen3_moe' is not supported: this network has no router"
+    with pytest.raises(UnsupportedModel, match=message):
+        catalogue.resolve("org/experts")
+    fake.add("org/files", {"model-Q4_K_M.gguf": WEIGHTS})
+    fake.architectures["org/files"] = "qwen3moe"
+    with pytest.raises(UnsupportedModel, match="^org/files: architecture 'qwen3moe' is not supported: this"):
+        catalogue.pull("org/files:Q4_K_M")
+    assert fake.downloads == []
+    fake.architectures["org/files"] = "clip"  # a projector's: the model beside it may well run
+    assert catalogue.pull("org/files:Q4_K_M").read_bytes() == WEIGHTS
 
 
 def test_the_only_gguf_file_is_taken(fake: FakeHub) -> None:

@@ -26,6 +26,8 @@ class FakeHub:
     url: str = ""
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     """What is sent, by repository and name."""
+    architectures: dict[str, str] = field(default_factory=dict)
+    """Of the GGUF files of a repository, by its id."""
     stated: dict[str, bytes] = field(default_factory=dict)
     """Files whose digest is stated as that of other bytes."""
     refusals: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
@@ -48,6 +50,7 @@ class FakeHub:
             "downloads": 0,
             "likes": 0,
             "tags": [],
+            "gguf": {"architecture": self.architectures.get(hub_id, "llama")},
             "siblings": [self._sibling(name, data) for name, data in sorted(self.files[hub_id].items())],
         }
 

@@ -90,12 +90,17 @@ _WHY_NOT = {
 }
 
 
+def why_unsupported(name: str) -> str | None:
+    """Why a network of that name cannot be run; None where that is not known."""
+    words = name.lower().replace("-", "_")
+    why = (reason for reason, parts in _WHY_NOT.items() if any(part in words for part in parts))
+    return next(why, None)
+
+
 def unsupported_architecture(name: str) -> UnsupportedModel:
-    known, words = ", ".join(FAMILIES), name.lower().replace("-", "_")
-    why = (f": {reason}" for reason, parts in _WHY_NOT.items() if any(part in words for part in parts))
-    return UnsupportedModel(
-        f"architecture {name!r} is not supported{next(why, '')}; supported families: {known}"
-    )
+    known, why = ", ".join(FAMILIES), why_unsupported(name)
+    reason = "" if why is None else f": {why}"
+    return UnsupportedModel(f"architecture {name!r} is not supported{reason}; supported families: {known}")
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """Checkpoints by hub id: `org/name`, `org/name:QUANT`, or `org/name/file.gguf` for one file of a repository.
 
 Needs the optional package huggingface_hub (`pip install 'kakeya[hub]'`). Of a repository with safetensors
-the weights and the JSON files are fetched; of one without, the GGUF model of the quant that is named, or of
-the first usual one (`gguf_names.PREFERRED`). A broken download goes on where it broke. The digests that the
-hub knows are checked and kept beside what was fetched, so that `pull` can check it again without the hub.
+the JSON files and the weights that a reader opens are fetched; of one without, the GGUF model of the quant
+that is named, or of the first usual one (`gguf_names.PREFERRED`). A broken download goes on where it broke.
+The digests that the hub knows are checked and kept beside what was fetched, so that `pull` can check it again
+without the hub.
 What the user has in the hub's own cache is used from there.
 """
 
@@ -15,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from kakeya.errors import ConfigError, DownloadFailed, ModelNotFound, UnsupportedModel
+from kakeya.errors import ConfigError, CorruptCheckpoint, DownloadFailed, ModelNotFound, UnsupportedModel
 from kakeya.models import gguf_names, store
 from kakeya.models.gguf_names import GgufModel
 from kakeya.models.store import Progress
@@ -31,6 +32,7 @@ _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _HUB_ID = re.compile(rf"({_PART})/({_PART})(?:/(.+\.gguf)|:({_PART}))?")
 _SEPARATOR = "--"
 _COMPANIONS = (".json", ".jinja")
+_SAFETENSORS, _WHOLE = ".safetensors", "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -112,13 +114,16 @@ class Repository:
         """Fetch into the cache and return the path that a reader opens.
 
         Raises ConfigError without huggingface_hub, ModelNotFound for an unknown repository, file or quant,
-        UnsupportedModel when it holds nothing we read, DownloadFailed when the fetch broke.
+        UnsupportedModel when it holds nothing we read, where that can be known before the weights are
+        fetched, DownloadFailed when the fetch broke.
         """
         with _translated(self):
             from huggingface_hub import HfApi
 
             info = HfApi().model_info(self.hub_id, files_metadata=True)
         chosen = _choose(self, info.siblings or [])
+        if not chosen[0].rfilename.endswith(_SAFETENSORS):
+            _refuse_gguf(self, info.gguf)
         return _fetch(self, info.sha, chosen, progress)
 
 
@@ -184,13 +189,15 @@ def _is_whole_checkpoint(folder: Path) -> bool:
     """Whether every file is there that a reader needs. Someone may have fetched the tokenizer alone."""
     needed = {"config.json", "tokenizer.json", "tokenizer_config.json"}
     try:
-        if (index := folder / _INDEX).is_file():
-            needed |= set(json.loads(index.read_text())["weight_map"].values())
-        else:
-            needed.add("model.safetensors")
+        needed |= _indexed(folder / _INDEX) or {_WHOLE}
         return all((folder / name).is_file() for name in needed)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False
+
+
+def _indexed(index: Path) -> set[str]:
+    """The files of weights that an index names; none where there is no index. Raises for a damaged one."""
+    return set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else set()
 
 
 def _blob_digests(path: Path) -> dict[Path, str]:
@@ -208,7 +215,7 @@ def _blob_digests(path: Path) -> dict[Path, str]:
 def _choose(repository: Repository, files: Sequence["RepoSibling"]) -> list["RepoSibling"]:
     """The files worth fetching, by the rule at the top of this module."""
     top = [file for file in files if "/" not in file.rfilename]
-    weights = [file for file in top if file.rfilename.endswith(".safetensors")]
+    weights = [file for file in top if file.rfilename.endswith(_SAFETENSORS)]
     if weights and repository.file is None and repository.quant is None:
         return weights + [file for file in top if file.rfilename.endswith(_COMPANIONS)]
     models = gguf_names.models_in(file.rfilename for file in files)
@@ -232,12 +239,23 @@ def _named(repository: Repository, models: Sequence[GgufModel]) -> GgufModel:
 def _fetch(
     repository: Repository, revision: str | None, chosen: Sequence["RepoSibling"], progress: Progress
 ) -> Path:
-    """Gather every file, check it, and only then put them into place."""
+    """Gather every file, check it, and only then put them into place. What is beside weights comes first:
+    it says whether they can be read, and which of them."""
     with store.workspace() as workspace:
-        gathered = {
-            file.rfilename: _gather(repository, revision, file, workspace, progress) for file in chosen
-        }
-        digests = "".join(f"{file.lfs.sha256}  {file.rfilename}\n" for file in chosen if file.lfs is not None)
+        gathered: dict[str, Path] = {}
+
+        def gather(files: Sequence["RepoSibling"]) -> None:
+            for file in files:
+                gathered[file.rfilename] = _gather(repository, revision, file, workspace, progress)
+
+        gather([file for file in chosen if file.rfilename.endswith(_COMPANIONS)])
+        _refuse_network(repository, gathered.get("config.json"))
+        gather(_weights_needed(chosen, gathered.get(_INDEX)))
+        digests = "".join(
+            f"{file.lfs.sha256}  {file.rfilename}\n"
+            for file in chosen
+            if file.lfs is not None and file.rfilename in gathered
+        )
         first = chosen[0].rfilename
         is_gguf = first.endswith(gguf_names.SUFFIX)
         target = repository.gguf(first) if is_gguf else repository.checkpoint
@@ -251,6 +269,40 @@ def _fetch(
         for name, path in gathered.items():
             store.place(path, arrived / name)
         return store.place(arrived, target)
+
+
+def _refuse_gguf(repository: Repository, described: Mapping[str, Any] | None) -> None:
+    """Raises UnsupportedModel where the hub tells an architecture that is known not to run. It tells that of
+    one file, which may be a companion: so what is only unknown is left to the reader."""
+    from kakeya.models.config import unsupported_architecture, why_unsupported  # imports torch
+
+    architecture = (described or {}).get("architecture")
+    if isinstance(architecture, str) and why_unsupported(architecture) is not None:
+        raise UnsupportedModel(f"{repository.hub_id}: {unsupported_architecture(architecture)}")
+
+
+def _refuse_network(repository: Repository, config: Path | None) -> None:
+    """Raises UnsupportedModel for a network that is refused. What is damaged is the reader's to tell."""
+    if config is None:
+        return
+    from kakeya.models.hf_config import config_from_hf  # imports torch
+
+    try:
+        config_from_hf(json.loads(config.read_text()))
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{repository.hub_id}: {error}") from error
+    except (CorruptCheckpoint, ValueError, AttributeError, RecursionError):
+        return
+
+
+def _weights_needed(chosen: Sequence["RepoSibling"], index: Path | None) -> list["RepoSibling"]:
+    """The files of weights that a reader opens. Beside them some have the same weights in another layout."""
+    weights = [file for file in chosen if not file.rfilename.endswith(_COMPANIONS)]
+    try:
+        needed = set() if index is None else _indexed(index)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return weights
+    return [file for file in weights if file.rfilename in (needed or {_WHOLE})] or weights
 
 
 def _gather(
