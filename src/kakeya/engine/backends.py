@@ -18,13 +18,15 @@ from kakeya.engine.slab import SlabPool, prefix_cache_bytes, slab_geometry, undo
 from kakeya.errors import ConfigError
 from kakeya.kernels.gpu import GpuKernels, load_gpu_kernels
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
+from kakeya.models.blocks import BlockFormat
 from kakeya.models.checkpoint import Checkpoint
 from kakeya.models.config import ModelConfig
 from kakeya.models.drafter import DrafterConfig, StoredDrafter
 from kakeya.models.fitting import BYTES_PER_PARAMETER, PACKED_OVER_FILE
 from kakeya.models.float_types import FLOAT_TYPES
 from kakeya.models.loader import load_decoder
-from kakeya.types import BackendChoice, WeightFormat
+from kakeya.models.quantized import INTEGER_BITS
+from kakeya.types import BackendChoice, DType, WeightFormat
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +101,7 @@ def _room_beside_weights(checkpoint: Checkpoint, config: EngineConfig) -> int:
 
 
 def held_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
-    """The main memory for the weights: estimated from a quantized file's size, or the size of every number.
+    """The main memory for the weights: estimated from a quantized file's formats, or from every number.
 
     On MLX it is counted matrix by matrix, because some formats grow a lot there.
     """
@@ -108,9 +110,21 @@ def held_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
 
         return mlx_weight_bytes(checkpoint, dtype=config.dtype, weights=config.weights)
     if checkpoint.files and config.weights in (WeightFormat.AUTO, WeightFormat.NATIVE):
-        return int(sum(file.stat().st_size for file in checkpoint.files) * PACKED_OVER_FILE)
+        native_kernels = native.load(config.kernels) is not None
+        formats = checkpoint.matrix_elements.items()
+        return int(sum(count * _bytes_each(name, config.dtype, native_kernels) for name, count in formats))
     bytes_each = BYTES_PER_PARAMETER.get(config.weights, FLOAT_TYPES[config.dtype].itemsize)
     return int(weight_elements(checkpoint.config) * bytes_each)
+
+
+def _bytes_each(ggml_format: str, dtype: DType, native_kernels: bool) -> float:
+    """What an element takes that a file has in that format, where its numbers are not asked to change."""
+    form = BlockFormat.__members__.get(ggml_format)
+    if form is not None and native_kernels:
+        return form.nbytes / form.columns * PACKED_OVER_FILE
+    if form in INTEGER_BITS:  # torch has matmuls for these
+        return BYTES_PER_PARAMETER[WeightFormat.INT4 if INTEGER_BITS[form] == 4 else WeightFormat.INT8]
+    return FLOAT_TYPES[dtype].itemsize  # expanded
 
 
 def _free_on_device() -> int:

@@ -1,6 +1,6 @@
 """The door to a model's files: one protocol, whatever the format behind it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +26,10 @@ class Checkpoint(Protocol):
     @property
     def files(self) -> Sequence[Path]:
         """The files that hold its quantized tensors, in order; none where it has no such tensors."""
+
+    @property
+    def matrix_elements(self) -> Mapping[str, int]:
+        """How many elements the matrices in those files have in each of GGML's formats, by its name."""
 
     @property
     def config(self) -> ModelConfig: ...

@@ -1,6 +1,9 @@
 """A GGUF file as a Checkpoint: its names, row order and tokenizer turned into the common ones."""
 
+import math
 import re
+from collections import Counter
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -66,6 +69,14 @@ class GgufCheckpoint:
     @property
     def files(self) -> tuple[Path, ...]:
         return self._file.files
+
+    @property
+    def matrix_elements(self) -> Mapping[str, int]:
+        elements: Counter[str] = Counter()
+        for entry in self._file.tensors.values():
+            if len(entry.shape) > 1:
+                elements[entry.kind.name] += math.prod(entry.shape)
+        return elements
 
     def release(self) -> None:
         self._file.release()

@@ -1,7 +1,7 @@
 """A directory as Hugging Face writes it (config.json, safetensors, tokenizer files) as a Checkpoint."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,10 @@ class SafetensorsDirectory:
     @property
     def files(self) -> tuple[Path, ...]:
         return ()
+
+    @property
+    def matrix_elements(self) -> Mapping[str, int]:
+        return {}
 
     @cached_property
     def fingerprint(self) -> str:

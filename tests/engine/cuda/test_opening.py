@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import transformers
+from gguf import GGMLQuantizationType as Kind
 
 from kakeya import loading
 from kakeya.config import EngineConfig
@@ -24,8 +25,8 @@ from kakeya.errors import ConfigError, CorruptCheckpoint
 from kakeya.kernels.gpu.torch_kernels import TorchKernels
 from kakeya.models.checkpoint import Checkpoint, open_checkpoint
 from kakeya.models.config import ModelConfig
-from kakeya.types import BackendChoice, DType, Numerics, TokenEvent, WeightFormat
-from support import families, tiny
+from kakeya.types import BackendChoice, DType, KernelChoice, Numerics, TokenEvent, WeightFormat
+from support import families, gguf_files, tiny
 from support.engines import FunctionProposer
 from support.tiny import answer, new_session, tiny_runtime
 
@@ -207,6 +208,25 @@ def test_a_quantized_file_takes_its_own_size(default_model: Path) -> None:
     assert size < backends.held_bytes(checkpoint, cpu) <= 1.1 * size
     wide = backends.held_bytes(checkpoint, replace(cpu, weights=WeightFormat.BF16))
     assert wide == pytest.approx(2 * 134_515_008, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    "kind, kernels, each",
+    [
+        (Kind.Q4_K, KernelChoice.NATIVE, 1.1 * 144 / 256),
+        (Kind.Q4_K, KernelChoice.TORCH, 2),
+        (Kind.Q4_0, KernelChoice.TORCH, 0.625),
+        (Kind.Q8_0, KernelChoice.TORCH, 1.125),
+        (Kind.IQ2_XXS, KernelChoice.NATIVE, 2),
+    ],
+)
+def test_what_is_expanded_takes_more_than_its_file(
+    kind: Kind, kernels: KernelChoice, each: float, tmp_path: Path
+) -> None:
+    data = gguf_files.random_blocks(kind, 71, 256)
+    checkpoint = open_checkpoint(gguf_files.write_tensor(tmp_path / "x.gguf", data, kind, 256))
+    config = EngineConfig(backend=BackendChoice.CPU, kernels=kernels)
+    assert backends.held_bytes(checkpoint, config) == int(71 * 256 * each)
 
 
 @pytest.mark.parametrize("numerics", Numerics)

@@ -106,6 +106,7 @@ class RandomCheckpoint:
 
     def __init__(self, shape: Shape, device: torch.device, seed: int = 0) -> None:
         self.path, self.files, self.config = Path(shape.name), (), shape.model
+        self.matrix_elements: dict[str, int] = {}
         self.fingerprint = f"random/{shape.name}/{seed}"
         self._device, self._seed, self._sizes = device, seed, _sizes(shape.model)
 
