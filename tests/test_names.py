@@ -34,7 +34,7 @@ BEHAVIOURS: dict[str, set[str]] = {
     "recall": set(),
     "scripts": set(),
     "serving": set(),
-    "sessions": {"moving"},
+    "sessions": set(),
     "storage": set(),
     "text": set(),
     "training": set(),

@@ -1,8 +1,7 @@
 """The door: the calls that servers, the command line and users make on sessions over one loaded model."""
 
 import hashlib
-import logging
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,8 +26,10 @@ from kakeya.observer import UNOBSERVED, EngineObserver
 from kakeya.proposers.opening import device_drafter, open_proposers
 from kakeya.recall.index import Vocabulary
 from kakeya.sessions.answers import Answers, Call
+from kakeya.sessions.describing import awake, describe_all
 from kakeya.sessions.durable import Durable
 from kakeya.sessions.generating import Generates, counting_admission
+from kakeya.sessions.home import Home
 from kakeya.sessions.keeping import Keeping
 from kakeya.sessions.lifetimes import Lifetimes
 from kakeya.sessions.limits import Limits
@@ -39,15 +40,12 @@ from kakeya.sessions.store import SessionStore
 from kakeya.sessions.sweep import Sweeper
 from kakeya.sessions.transfer import Transfer
 from kakeya.storage.envelope import contents_of, enveloped
-from kakeya.storage.handoffs import Leaving
-from kakeya.storage.parcels import unpacked
 from kakeya.storage.store import StateStore
 from kakeya.text import Tokenizer
 from kakeya.text.turns import message_start
 from kakeya.tracing import Tracing
 from kakeya.types import (
     Document,
-    OwnerUsage,
     RuntimeFacts,
     SamplingParams,
     SessionInfo,
@@ -59,8 +57,6 @@ from kakeya.types import (
 
 if TYPE_CHECKING:
     from kakeya.metrics import Metrics  # a front end's, which brings it
-
-log = logging.getLogger(__name__)
 
 LOCAL_OWNER = "local"
 # A program that embeds a runtime closes its sessions itself.
@@ -106,6 +102,9 @@ class Runtime:
         self._transfer = Transfer(self._engine, self._pool, self._limits, self._keeping, self._lifetimes)
         self._generates = Generates(
             self._engine, self._limits, self._keeping, tracing, settings.remembered_events
+        )
+        self.home = Home(
+            self._engine, self._store, self._limits, self._answers, self._keeping, self._lifetimes
         )
 
     @classmethod
@@ -307,7 +306,7 @@ class Runtime:
     def info(self, session_id: str, *, owner: str = LOCAL_OWNER) -> SessionInfo:
         """What the session holds. Asking does not refresh the idle clock."""
         session = self._store.get(session_id, owner)
-        return self._engine.read_all(_awake([session]), session.describe)
+        return self._engine.read_all(awake([session]), session.describe)
 
     def recalled(self, session_id: str, *, owner: str = LOCAL_OWNER) -> dict[TokenRange, str]:
         """What the session sees of its past beside its window, as text, in order of time."""
@@ -329,7 +328,7 @@ class Runtime:
         Whatever comes and goes between pages, a session that stays is listed exactly once.
         """
         sessions, next_page = self._store.page(owner, page_size, page_token)
-        return [info for _, info in self._described(sessions)], next_page
+        return [info for _, info in describe_all(self._engine, sessions)], next_page
 
     def fork(
         self, session_id: str, *, owner: str = LOCAL_OWNER, holder: str = "", request_id: str = ""
@@ -402,17 +401,7 @@ class Runtime:
 
         return self._answers.once(owner, Call("import", "", request_id), bring_in)
 
-    def _described(self, sessions: Sequence[Session]) -> list[tuple[Session, SessionInfo]]:
-        """Those that are not closed meanwhile."""
-        if not sessions:
-            return []
-
-        def describe() -> list[tuple[Session, SessionInfo]]:
-            return [(each, each.describe()) for each in sessions if not each.is_closed]
-
-        return self._engine.read_all(_awake(sessions), describe)
-
-    # Sessions that move between servers, each with a state directory of its own.
+    # In a cluster; the rest is in `home`.
 
     @property
     def shape(self) -> str:
@@ -421,99 +410,11 @@ class Runtime:
         form = f"{self.fingerprint} {geometry_name(self._pool.geometry, spare=False)}"
         return hashlib.sha256(form.encode()).hexdigest()[:16]
 
-    @property
-    def epoch(self) -> int:
-        """How often the state directory was taken over; 0 unless it is fenced."""
-        return self._keeping.epoch
-
-    def check_home(self) -> None:
-        """Raises Fenced when another process has taken the state directory over: this one must end."""
-        self._keeping.check_home()
-
-    def session_ids(self) -> list[str]:
-        """Of all owners."""
-        return [each.session_id for each in self._store.all()]
-
-    def count_sessions(self) -> tuple[int, int]:
-        """Of all owners: how many there are, and how many of them a front end holds for its clients."""
-        sessions = self._store.all()
-        return len(sessions), sum(bool(each.holder) for each in sessions)
-
-    def has_session(self, session_id: str) -> bool:
-        """Whether somebody's session of this id is here."""
-        return self._store.has(session_id)
-
-    def movable(self) -> dict[str, bool]:
-        """Sessions that may live at any server, since no front end holds them, and whether each generates."""
-        return {each.session_id: each.state == "generating" for each in self._store.all() if not each.holder}
-
-    def by_age(
-        self, owner: str, page_size: int, after: tuple[float, str]
-    ) -> tuple[list[tuple[float, SessionInfo]], bool]:
-        """The owner's sessions with the times of their creation, the oldest first, after the one with this
-        time and id; whether there are more. A session keeps its place in this order when it moves."""
-        sessions, has_more = self._store.by_age(owner, page_size, after)
-        return [(each.created_at, info) for each, info in self._described(sessions)], has_more
-
-    def usage(self) -> dict[str, OwnerUsage]:
-        """What each owner uses here. Tokens are all that it spent since the process began."""
-        return self._limits.usage()
-
     def learn_proposers(self, addresses: Sequence[str]) -> None:
         """Where all remote proposers are now. Without any from the start there is nobody to learn it."""
         for proposer in self._proposers:
             if isinstance(proposer, WorksAhead):
                 proposer.learn(addresses)
-
-    def count_elsewhere(self, usage: Mapping[str, OwnerUsage]) -> None:
-        """Let quotas count what owners use at other servers; tokens are those spent since the last call."""
-        self._limits.count_elsewhere(usage)
-
-    def hand_over(
-        self, session_id: str, peer: str, send: Callable[[Sequence[bytes | memoryview]], None]
-    ) -> int:
-        """Give a session that rests to another server; returns how many bytes it took.
-
-        `send` returns when the peer has stored it, and raises when that is not known: the session can then be
-        used nowhere until `settle` is told what came of it. Raises SessionNotFound and SessionBusy.
-        """
-        session = self._store.find(session_id)
-        with self._keeping.handing_over(session, peer) as parts:
-            send(parts)
-        self._lifetimes.forget(session)
-        size = sum(map(len, parts))
-        log.info("session handed over", extra={"session_id": session_id, "peer": peer, "bytes": size})
-        return size
-
-    def take_in(self, file: bytes | bytearray) -> str:
-        """A session that another server hands over, stored when this returns; its id, which stays.
-
-        It sleeps until it is used. Raises StateMismatch, and Conflict for one that was refused before.
-        """
-        parcel = unpacked(file)
-        session = self._keeping.take_in(parcel, self._answers)
-        self._store.restore(session)
-        self._limits.session_recovered(session.owner)
-        log.info("session taken in", extra={"session_id": session.session_id, "epoch": parcel.epoch})
-        return session.session_id
-
-    def was_taken(self, session_id: str, epoch: int) -> bool:
-        """Whether a session was taken in here under this epoch. If not, it never will be."""
-        return self._keeping.was_taken(session_id, epoch)
-
-    def leaving(self) -> list[Leaving]:
-        """Sessions that were being handed over, and nobody knows whether they were taken."""
-        return self._keeping.leaving()
-
-    def settle(self, leaving: Leaving, *, taken: bool) -> None:
-        """End the doubt about a session: its peer has it, or it is at home here again."""
-        session = self._store.find(leaving.session_id)
-        with session.lock:
-            if not taken:
-                self._keeping.stay(session)
-                return
-            self._keeping.left(session)
-        self._lifetimes.forget(session)
 
     # What front ends keep for their own clients.
 
@@ -652,7 +553,3 @@ class Runtime:
 
     def _bring_in(self, state: SequenceState, label: str, owner: str, request_id: str = "") -> str:
         return self._transfer.bring_in(state, label, owner, self._retriever(), request_id)
-
-
-def _awake(sessions: Iterable[Session]) -> list[TokenSequence]:
-    return [sequence for each in sessions if (sequence := each.sequence) is not None]

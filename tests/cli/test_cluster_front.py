@@ -32,6 +32,6 @@ def test_a_front_end_without_ray_serves_what_its_homes_have(tmp_path: Path) -> N
                 said = [token_ids(stub.Generate(each)) for each in asked]
             assert said[0] == said[1]
             assert len(said[0]) == 5
-            assert [len(home.runtime.session_ids()) for home in town.homes.values()] == [1, 1]
+            assert [len(home.runtime.home.session_ids()) for home in town.homes.values()] == [1, 1]
             assert front.end() == 0, front.said
             assert "Traceback" not in front.said

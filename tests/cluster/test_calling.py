@@ -40,7 +40,7 @@ def test_what_is_gone_does_not_move_and_what_nobody_takes_stays(town: Town) -> N
     # The real one never got it: the home asks, and keeps the session.
     with HomeCalls(town.homes["a"].server.address, SECRET) as calls:
         assert calls.documents() == 0
-    assert town.homes["a"].runtime.session_ids() == [session_id]
+    assert town.homes["a"].runtime.home.session_ids() == [session_id]
 
 
 def test_a_drain_without_another_node_says_why(town: Town) -> None:
@@ -59,7 +59,7 @@ def test_a_drain_does_not_wait_for_ever_for_a_home_that_is_away(town: Town) -> N
 
 
 def held(town: Town) -> dict[str, int]:
-    return {name: len(home.runtime.session_ids()) for name, home in sorted(town.homes.items())}
+    return {name: len(home.runtime.home.session_ids()) for name, home in sorted(town.homes.items())}
 
 
 def test_one_home_is_emptied_beside_others_of_its_node(town: Town) -> None:
@@ -69,7 +69,7 @@ def test_one_home_is_emptied_beside_others_of_its_node(town: Town) -> None:
     for name, home in town.homes.items():
         for _ in range(2):
             home.runtime.create_session()
-        assert len(home.runtime.session_ids()) == 2, name
+        assert len(home.runtime.home.session_ids()) == 2, name
     town.registry.drain("a")
     drained = Draining(town.registry.view, SECRET, node_of=name_of).run("a")
     assert drained.sessions == 2
@@ -88,7 +88,7 @@ def test_sessions_go_only_where_they_fit(town: Town) -> None:
     with pytest.raises(Unavailable, match="no replica of tiny beside its own has the weights and the window"):
         draining.run("a")
     assert moved == []
-    assert town.homes["a"].runtime.leaving() == []
+    assert town.homes["a"].runtime.home.leaving() == []
     town.settle("c")
     assert Draining(town.registry.view, SECRET).run("a").sessions == 1
     assert held(town) == {"a": 0, "c": 1, "wide": 0}

@@ -142,8 +142,8 @@ def test_a_session_moves_unseen_between_turns(front: FrontHere, town: Town, mode
         there = "b" if here == "a" else "a"
         for source, target in ((here, there), (there, here), (here, there)):
             await asyncio.to_thread(move, town, session.session_id, source, target)
-            assert town.homes[target].runtime.has_session(session.session_id)
-            assert not town.homes[source].runtime.has_session(session.session_id)
+            assert town.homes[target].runtime.home.has_session(session.session_id)
+            assert not town.homes[source].runtime.home.has_session(session.session_id)
             first += await said(session, 10, 2)
         assert first == alone(model, PROMPTS[0], (40, 1), (10, 2), (10, 2), (10, 2))
         assert len(await client.list_sessions()) == 1
@@ -194,7 +194,7 @@ def test_a_drain_waits_for_what_runs_and_leaves_nothing(front: FrontHere, town: 
         assert drained.sessions == 3
         assert drained.bytes > 0
         assert drained.held == 0
-        assert town.homes["a"].runtime.session_ids() == []
+        assert town.homes["a"].runtime.home.session_ids() == []
         answers = await asyncio.gather(*talking)
         assert answers == [alone(model, prompt, (150, 5)) for prompt in PROMPTS]
         made = [await client.create_session() for _ in range(3)]
@@ -214,7 +214,7 @@ def test_a_drain_ends_when_its_home_came_back_at_another_node(town: Town) -> Non
     drained = Draining(town.registry.view, SECRET).run("a")
     back.join()
     assert drained.sessions == 0
-    assert len(town.homes["a"].runtime.session_ids()) == 1
+    assert len(town.homes["a"].runtime.home.session_ids()) == 1
 
 
 def test_a_drain_waits_for_a_home_that_is_away(town: Town) -> None:
@@ -227,7 +227,7 @@ def test_a_drain_waits_for_a_home_that_is_away(town: Town) -> None:
     back.start()
     assert Draining(town.registry.view, SECRET).run("a").sessions == 1
     back.join()
-    assert len(town.homes["b"].runtime.session_ids()) == 1
+    assert len(town.homes["b"].runtime.home.session_ids()) == 1
 
 
 def test_a_home_that_is_followed_by_another_stores_nothing_and_its_sessions_go_on(
@@ -239,7 +239,7 @@ def test_a_home_that_is_followed_by_another_stores_nothing_and_its_sessions_go_o
         first = await said(session, 20, 1)
         former = town.homes[name]
         later = await asyncio.to_thread(town.settle, name)
-        assert later.runtime.epoch == former.runtime.epoch + 1
+        assert later.runtime.home.epoch == former.runtime.home.epoch + 1
         # A caller that still reaches the former one is told to come again, and nothing has changed.
         with connected(former.server.address) as stub:
             request = runtime_pb2.AppendTokensRequest(session_id=session.session_id, token_ids=[9])
@@ -287,7 +287,7 @@ def test_a_fork_that_finds_its_home_full_is_made_at_another(model: Path, tmp_pat
                 forks = [await asyncio.to_thread(stub.ForkSession, asked) for _ in range(2)]
             assert forks[0] == forks[1]
             assert (home_in(forks[0].session_id), forks[0].history_length) == ("b", 23)
-            assert town.homes["b"].runtime.session_ids() == [forks[0].session_id]
+            assert town.homes["b"].runtime.home.session_ids() == [forks[0].session_id]
             twin = client.session(forks[0].session_id)
             await refused_forks(front, session.session_id, talking[0].session_id)
             answers = [await said(twin, 20, 2), await said(session, 20, 2)]

@@ -48,7 +48,7 @@ def test_a_chat_is_continued_where_it_began(front: FrontHere, town: Town) -> Non
         )
         said = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
         assert said == messages[1]["content"]
-    assert sorted(len(home.runtime.session_ids()) for home in town.homes.values()) == [0, 2]
+    assert sorted(len(home.runtime.home.session_ids()) for home in town.homes.values()) == [0, 2]
 
 
 def test_responses_and_conversations_name_their_home(http: httpx.Client) -> None:
@@ -133,7 +133,7 @@ def test_a_client_that_leaves_ends_its_work_at_the_home_and_is_no_error(
 
 def working(town: Town) -> int:
     """How many generates run, anywhere."""
-    return sum(used.requests for home in town.homes.values() for used in home.runtime.usage().values())
+    return sum(used.requests for home in town.homes.values() for used in home.runtime.home.usage().values())
 
 
 def eventually(found: Callable[[], bool]) -> None:

@@ -220,9 +220,9 @@ def test_a_session_moves_with_what_its_turns_recalled(
     third = open_tiny(CONFIG, settings=kept(tmp_path / "c"))
 
     def send(parts: Sequence[bytes | memoryview]) -> None:
-        assert third.take_in(b"".join(parts)) == here
+        assert third.home.take_in(b"".join(parts)) == here
 
-    second.hand_over(here, "c", send)
+    second.home.hand_over(here, "c", send)
     assert third.info(here).recalled == alone.info(there).recalled
     file = b"".join(third.export_bytes(here))  # before its past is computed again
     imported, _ = third.import_bytes(file)

@@ -72,7 +72,7 @@ class HomeService(cluster_pb2_grpc.HomeServiceServicer):
         async with self._called(context) as runtime:
             self._homes = {home.name: home for home in request.view.homes}
             self._list = request.view.list
-            runtime.count_elsewhere(self._used_elsewhere())
+            runtime.home.count_elsewhere(self._used_elsewhere())
             runtime.learn_proposers(request.view.proposers)
             return pb.BeatResponse(home=await self.looks.call(self._describe, runtime))
 
@@ -84,7 +84,7 @@ class HomeService(cluster_pb2_grpc.HomeServiceServicer):
 
     async def ListMovable(self, request: pb.ListMovableRequest, context: Context) -> pb.ListMovableResponse:
         async with self._called(context) as runtime:
-            found = await self._workers.call(runtime.movable)
+            found = await self._workers.call(runtime.home.movable)
             sessions = [pb.Movable(session_id=name, working=working) for name, working in found.items()]
             documents = await self._workers.call(_documents, runtime)
             return pb.ListMovableResponse(sessions=sessions, documents=documents)
@@ -93,7 +93,7 @@ class HomeService(cluster_pb2_grpc.HomeServiceServicer):
         async with self._called(context) as runtime:
             after = request.created_after, request.after_id
             found, has_more = await self._workers.call(
-                runtime.by_age, request.owner, request.page_size, after
+                runtime.home.by_age, request.owner, request.page_size, after
             )
             sessions = [
                 pb.Owned(
@@ -115,16 +115,16 @@ class HomeService(cluster_pb2_grpc.HomeServiceServicer):
                 file += request.data
                 if len(file) > longest:
                     raise InvalidArgument(f"a session has at most {longest:,} bytes here, and more came")
-            return pb.TakeInResponse(session_id=await self._workers.call(runtime.take_in, file))
+            return pb.TakeInResponse(session_id=await self._workers.call(runtime.home.take_in, file))
 
     async def WasTaken(self, request: pb.WasTakenRequest, context: Context) -> pb.WasTakenResponse:
         async with self._called(context) as runtime:
-            taken = await self._workers.call(runtime.was_taken, request.session_id, request.epoch)
+            taken = await self._workers.call(runtime.home.was_taken, request.session_id, request.epoch)
             return pb.WasTakenResponse(taken=taken)
 
     async def FindSession(self, request: pb.FindSessionRequest, context: Context) -> pb.FindSessionResponse:
         async with self._called(context) as runtime:
-            here = runtime.has_session(request.session_id)
+            here = runtime.home.has_session(request.session_id)
             moved_to = "" if here else self._moved.get(request.session_id)
             return pb.FindSessionResponse(here=here, moved_to=moved_to)
 
@@ -135,7 +135,7 @@ class HomeService(cluster_pb2_grpc.HomeServiceServicer):
 
     def settle_doubts(self, runtime: "Runtime") -> None:
         """Ask about sessions of which nobody knows whether they were taken. Runs on a worker."""
-        for leaving in runtime.leaving():
+        for leaving in runtime.home.leaving():
             peer = self._homes.get(leaving.peer)
             if leaving.session_id in self._moving or peer is None:
                 continue
@@ -149,7 +149,7 @@ class HomeService(cluster_pb2_grpc.HomeServiceServicer):
             except grpc.RpcError as error:
                 log.info("cannot ask %s about session %s: %s", peer.name, leaving.session_id, error)
                 continue
-            runtime.settle(leaving, taken=answer.taken)
+            runtime.home.settle(leaving, taken=answer.taken)
             if answer.taken:
                 self._moved.put(leaving.session_id, peer.name)
 
@@ -165,7 +165,7 @@ class HomeService(cluster_pb2_grpc.HomeServiceServicer):
 
         self._moving.add(session_id)
         try:
-            size = runtime.hand_over(session_id, request.target, send)
+            size = runtime.home.hand_over(session_id, request.target, send)
         except grpc.RpcError as error:
             raise Unavailable(f"{request.target} has not said that it took the session: {error}") from error
         finally:
@@ -192,18 +192,18 @@ class HomeService(cluster_pb2_grpc.HomeServiceServicer):
     def _describe(self, runtime: "Runtime") -> pb.Home:
         facts, config = runtime.describe(), self._config
         known = self._homes.get(config.name)
-        sessions, held = runtime.count_sessions()
+        sessions, held = runtime.home.count_sessions()
         state = runtime.settings.state
         asleep = 0 if state is None else state.disk_tier_bytes // max(1, facts.session_bytes)
         usage = {
             owner: pb.OwnerUsage(sessions=used.sessions, requests=used.requests, tokens=used.tokens)
-            for owner, used in runtime.usage().items()
+            for owner, used in runtime.home.usage().items()
         }
         return pb.Home(
             name=config.name,
             address=self.address,
             http_url=self.http_url,
-            epoch=runtime.epoch,
+            epoch=runtime.home.epoch,
             node=config.node,
             model=facts.model,
             slabs=facts.capacity,
@@ -264,7 +264,7 @@ class HomeServer(Server):
         """End when somebody else is this home; learn what became of sessions that were being sent."""
         while True:
             try:
-                await self.home.looks.call(runtime.check_home)
+                await self.home.looks.call(runtime.home.check)
                 await self.home.looks.call(self.home.settle_doubts, runtime)
             except Fenced as error:
                 self._when_fenced(str(error))

@@ -47,7 +47,7 @@ def pair(open_tiny: Open, tmp_path: Path) -> tuple[Runtime, Runtime]:
 
 
 def into(target: Runtime) -> Callable[[Sequence[bytes | memoryview]], None]:
-    return lambda parts: void(target.take_in(b"".join(parts)))
+    return lambda parts: void(target.home.take_in(b"".join(parts)))
 
 
 def void(_: object) -> None:
@@ -65,28 +65,28 @@ def test_a_session_moves_and_goes_on_exactly(pair: tuple[Runtime, Runtime], open
     assert session.startswith("a.")
     said = tokens(answer(here, session, 20, sampling=SEEDED, request_id="once"))
     assert said == tokens(answer(alone, solo, 20, sampling=SEEDED))
-    size = here.hand_over(session, "b", into(there))
+    size = here.home.hand_over(session, "b", into(there))
     assert size > here.info(new_session(here)).kv_capacity_bytes / 2
     with pytest.raises(SessionNotFound):
         here.info(session)
-    assert there.session_ids() == [session]
-    assert there.usage()["local"].sessions == 1
+    assert there.home.session_ids() == [session]
+    assert there.home.usage()["local"].sessions == 1
     assert tokens(answer(there, session, 20, sampling=SEEDED, request_id="once")) == said
     assert there.info(session).history_length == len(said) + 5
     assert tokens(answer(there, session, 9, sampling=SEEDED)) == tokens(
         answer(alone, solo, 9, sampling=SEEDED)
     )
-    there.hand_over(session, "a", into(here))
+    there.home.hand_over(session, "a", into(here))
     assert tokens(answer(here, session, 9, sampling=SEEDED)) == tokens(
         answer(alone, solo, 9, sampling=SEEDED)
     )
-    assert here.was_taken(session, 2)
+    assert here.home.was_taken(session, 2)
 
 
 def test_a_session_without_tokens_moves(pair: tuple[Runtime, Runtime]) -> None:
     here, there = pair
     session = here.create_session()
-    here.hand_over(session, "b", into(there))
+    here.home.hand_over(session, "b", into(there))
     assert there.append(session, [3]) == 1
 
 
@@ -96,7 +96,7 @@ def test_a_session_that_generates_stays(pair: tuple[Runtime, Runtime]) -> None:
     stream = here.generate(session, 1000)
     stream.next_event()
     with pytest.raises(SessionBusy, match="moves when it rests"):
-        here.hand_over(session, "b", into(there))
+        here.home.hand_over(session, "b", into(there))
     stream.cancel()
 
 
@@ -111,28 +111,28 @@ def test_a_sender_in_doubt_asks(
     def send(parts: Sequence[bytes | memoryview]) -> None:
         sent.append(b"".join(parts))
         if arrived:
-            there.take_in(sent[0])
+            there.home.take_in(sent[0])
         lost(parts)
 
     with pytest.raises(Unavailable, match="the line is dead"):
-        here.hand_over(session, "b", send)
+        here.home.hand_over(session, "b", send)
     with pytest.raises(Unavailable, match="on its way"):
         here.append(session, [3])
     here.close()
     again = open_tiny(CONFIG, settings=kept(tmp_path / "a", "a."))
     with pytest.raises(Unavailable, match="on its way"):
         again.append(session, [3])
-    (doubt,) = again.leaving()
-    taken = there.was_taken(doubt.session_id, doubt.epoch)
+    (doubt,) = again.home.leaving()
+    taken = there.home.was_taken(doubt.session_id, doubt.epoch)
     assert taken is arrived
-    again.settle(doubt, taken=taken)
-    assert again.leaving() == []
+    again.home.settle(doubt, taken=taken)
+    assert again.home.leaving() == []
     home, other = (there, again) if taken else (again, there)
     assert home.append(session, [3]) == 6
     with pytest.raises(SessionNotFound):
         other.append(session, [3])
     with pytest.raises(Conflict):
-        there.take_in(sent[0])
+        there.home.take_in(sent[0])
 
 
 @pytest.mark.parametrize("side", ["a", "b"])
@@ -155,13 +155,13 @@ def test_a_session_moves_while_disks_fail(
     files.begin()
     for _ in range(9):
         with suppress(StorageFailed):
-            for doubt in here.leaving():
-                here.settle(doubt, taken=there.was_taken(doubt.session_id, doubt.epoch))
-            if session in here.session_ids():
-                here.hand_over(session, "b", into(there))
+            for doubt in here.home.leaving():
+                here.home.settle(doubt, taken=there.home.was_taken(doubt.session_id, doubt.epoch))
+            if session in here.home.session_ids():
+                here.home.hand_over(session, "b", into(there))
             break
     files.end()
-    assert (here.session_ids(), there.session_ids(), here.leaving()) == ([], [session], [])
+    assert (here.home.session_ids(), there.home.session_ids(), here.home.leaving()) == ([], [session], [])
     assert tokens(answer(there, session, 9, sampling=SEEDED)) == tokens(
         answer(alone, solo, 9, sampling=SEEDED)
     )
@@ -172,7 +172,7 @@ def test_a_session_in_doubt_does_not_expire(pair: tuple[Runtime, Runtime]) -> No
     here, _ = pair
     doubtful, old = new_session(here), new_session(here)
     with pytest.raises(Unavailable, match="the line is dead"):
-        here.hand_over(doubtful, "b", lost)
+        here.home.hand_over(doubtful, "b", lost)
     here.sweep()
     for each in (doubtful, old):
         session = here._store.find(each)
@@ -180,10 +180,10 @@ def test_a_session_in_doubt_does_not_expire(pair: tuple[Runtime, Runtime]) -> No
             here._keeping._tiers.settle_down(session)
         session.last_used_at -= 1e9
     assert here.sweep() == 1
-    assert here.session_ids() == [doubtful]
-    here.settle(here.leaving()[0], taken=False)
+    assert here.home.session_ids() == [doubtful]
+    here.home.settle(here.home.leaving()[0], taken=False)
     assert here.sweep() == 1
-    assert here.session_ids() == []
+    assert here.home.session_ids() == []
 
 
 def test_a_session_of_another_geometry_is_refused(
@@ -194,15 +194,15 @@ def test_a_session_of_another_geometry_is_refused(
     other = open_tiny(replace(CONFIG, cache=cache), settings=kept(tmp_path / "c", "c."))
     session = new_session(here)
     with pytest.raises(StateMismatch, match="sessions here are of"):
-        here.hand_over(session, "c", into(other))
-    here.settle(here.leaving()[0], taken=other.was_taken(session, 1))
+        here.home.hand_over(session, "c", into(other))
+    here.home.settle(here.home.leaving()[0], taken=other.home.was_taken(session, 1))
     assert here.append(session, [3]) == 6
 
 
 def test_nothing_moves_without_a_state_directory(pair: tuple[Runtime, Runtime], open_tiny: Open) -> None:
     plain = open_tiny(CONFIG)
     session = new_session(plain)
-    assert (plain.epoch, plain.leaving(), plain.check_home()) == (0, [], None)
+    assert (plain.home.epoch, plain.home.leaving(), plain.home.check()) == (0, [], None)
     parts: list[bytes] = []
     here, _ = pair
 
@@ -211,12 +211,12 @@ def test_nothing_moves_without_a_state_directory(pair: tuple[Runtime, Runtime], 
         lost(sent)
 
     with pytest.raises(Unavailable):
-        here.hand_over(new_session(here), "b", keep)
+        here.home.hand_over(new_session(here), "b", keep)
     kept_session = plain._store.find(session)
     for call in (
-        lambda: plain.hand_over(session, "b", void),
-        lambda: plain.take_in(parts[0]),
-        lambda: plain.was_taken(session, 1),
+        lambda: plain.home.hand_over(session, "b", void),
+        lambda: plain.home.take_in(parts[0]),
+        lambda: plain.home.was_taken(session, 1),
         lambda: plain._keeping.stay(kept_session),
         lambda: plain._keeping.left(kept_session),
     ):
