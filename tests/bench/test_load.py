@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
-from kakeya.bench import load
+from kakeya.bench import arrivals, load
 from kakeya.bench.arrivals import UNFINISHED, Arrival, Outcome, Step, play
 from kakeya.bench.load import NO_PEER, NOT_MEASURED, OURS, PEER, Load, LoadResults
 from kakeya.bench.processes import ServerProcess
@@ -192,7 +192,7 @@ def test_both_sides_get_the_same_chats_in_turns(
         return 200, sse([{"choices": [{"delta": {"content": "so"}}]}, {"choices": [], "usage": USAGE}])
 
     asked: list[list[Any]] = []
-    monkeypatch.setattr(load, "play", _noted(asked))
+    monkeypatch.setattr(arrivals, "play", _noted(asked))
     monkeypatch.setattr(load, "LlamaServer", Peer)
     monkeypatch.setattr(load, "require_llama_server", lambda path, program, without: None)
     wanted = {"peers": True, "llama_server": Path("x"), "llama_slots": 3, "system": load.SystemPrompt.NONE}
@@ -237,7 +237,7 @@ def test_a_server_that_answers_nobody_ends_the_run(
     async def nobody(*_: object) -> list[Outcome]:
         return [Outcome(failure="answered 500")]
 
-    monkeypatch.setattr(load, "play", nobody)
+    monkeypatch.setattr(arrivals, "play", nobody)
     with pytest.raises(RemoteError, match="kakeya answered no chat: answered 500"):
         measure(Load(**tiny, **SMALL))
 

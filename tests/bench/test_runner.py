@@ -11,9 +11,9 @@ import typer
 
 from kakeya.bench import registry
 from kakeya.bench.benchmark import Benchmark, Results, Run, numbers
-from kakeya.bench.processes import Bystanders
 from kakeya.bench.report import Gate, at_least
 from kakeya.bench.tables import Chart, Series, Table, listing
+from kakeya.bench.usage import Bystanders
 from kakeya.errors import ConfigError
 from kakeya.models import catalogue
 from support.programs import Run as Verb

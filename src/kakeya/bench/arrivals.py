@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 PATH = "/v1/chat/completions"
 UNFINISHED = "not finished in time"
+# What a server may use of one core while the other one is timed.
+QUIET_LIMIT = 0.05
+# How long a server that was left with work may take to be quiet again, and how long each look at it takes.
+SETTLE_S, LOOK_S = 60.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -229,6 +233,44 @@ async def play_sessions(
                 raise RemoteError(f"the call failed: {error}") from error
 
     return await _each(arrivals, until_s, answered)
+
+
+@dataclass(frozen=True)
+class Side:
+    """A server: where it is, what it calls its model, and its processes. With a `client` chats go over gRPC,
+    `at_once` of them."""
+
+    name: str
+    address: str
+    model: str
+    pids: tuple[int, ...]
+    client: "AsyncClient | None" = None
+    at_once: int = 1
+
+    async def play(self, arrivals: Sequence[Arrival], until_s: float) -> list[Outcome]:
+        """What came of these chats."""
+        if self.client is None:
+            return await play(self.address, self.model, arrivals, until_s)
+        return await play_sessions(self.client, self.at_once, arrivals, until_s)
+
+    def cpu_s(self) -> float:
+        """What it has computed so far; 0 once a process is gone."""
+        import psutil
+
+        try:
+            times = [psutil.Process(pid).cpu_times() for pid in self.pids]
+        except psutil.NoSuchProcess:
+            return 0.0
+        return float(sum(each.user + each.system for each in times))
+
+    async def settle(self) -> None:
+        """Wait until it does nothing, but not for ever."""
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline:
+            before = self.cpu_s()
+            await asyncio.sleep(LOOK_S)
+            if self.cpu_s() - before <= QUIET_LIMIT * LOOK_S:
+                return
 
 
 async def _each(

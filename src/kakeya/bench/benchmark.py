@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 import typer
 
 from kakeya.bench.interrupts import Interruption, interruptible
-from kakeya.bench.processes import Bystanders
 from kakeya.bench.report import Gate
 from kakeya.bench.tables import Chart, Table
+from kakeya.bench.usage import Bystanders
 from kakeya.config import NO_PROPOSER
 from kakeya.errors import ConfigError
 from kakeya.options import SECRETS, EngineOptions, Proposer

@@ -10,12 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from kakeya.bench.benchmark import EngineBenchmark, Run, numbers
-from kakeya.bench.processes import raise_descriptor_limit, server_process
+from kakeya.bench.processes import server_process
 from kakeya.bench.ramp import CapacityResults, Level, Ramp, Summary
 from kakeya.bench.report import Gate, at_least, at_most
 from kakeya.bench.stats import ratio
 from kakeya.bench.tables import MIB, MS, Chart, Column, Table, figure, figures, listing, over
 from kakeya.bench.text import prose
+from kakeya.bench.usage import raise_descriptor_limit
 from kakeya.config import EngineConfig
 from kakeya.errors import ConfigError
 from kakeya.options import NumericMode, flags

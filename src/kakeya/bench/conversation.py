@@ -19,7 +19,7 @@ import typer
 from kakeya.bench.benchmark import EngineBenchmark, Run
 from kakeya.bench.peers.llama_server import LlamaServer, require_llama_server
 from kakeya.bench.peers.transformers import TransformersWay, require_transformers
-from kakeya.bench.processes import Server, resident_bytes, running_server, server_process
+from kakeya.bench.processes import Server, running_server, server_process
 from kakeya.bench.report import Gate, at_most, busy, bystanders_gate
 from kakeya.bench.talk import (
     CHAT,
@@ -38,6 +38,7 @@ from kakeya.bench.talk import (
     values,
 )  # fmt: skip
 from kakeya.bench.text import Messages
+from kakeya.bench.usage import resident_bytes
 from kakeya.bench.ways import TIMEOUT_S, ChatWay, GrpcWay, Refused, ResponsesWay, Way
 from kakeya.errors import ConfigError, KakeyaError
 from kakeya.options import SECRETS

@@ -14,13 +14,13 @@ from kakeya.bench.benchmark import EngineBenchmark, Quick, Repeats, Results, Run
 from kakeya.bench.cases import CHOICES, GREEDY, Case, Plan, Side, Speeds
 from kakeya.bench.machine import public_name, public_proposers
 from kakeya.bench.peers.llama import LlamaProcess, Peer, require_llama
-from kakeya.bench.processes import resident_bytes
 from kakeya.bench.report import Gate, at_least, at_most, busy, bystanders_gate
 from kakeya.bench.runtime_side import OURS, RuntimeSide
 from kakeya.bench.startup import chat, launch
 from kakeya.bench.stats import Samples, median_of_ratios, ratio
 from kakeya.bench.tables import MIB, Chart, Column, Series, Table, over
 from kakeya.bench.text import prose
+from kakeya.bench.usage import resident_bytes
 from kakeya.config import DEFAULT_MODEL
 from kakeya.types import ShareBeginnings
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from kakeya.bench.benchmark import EngineBenchmark, Results, Run
-from kakeya.bench.processes import resident_bytes
 from kakeya.bench.report import Gate, at_most
 from kakeya.bench.stats import percentile, ratio
 from kakeya.bench.streams import streaming, tokens_of
 from kakeya.bench.tables import MIB, MS, Chart, Table, figure, figures, listing
+from kakeya.bench.usage import resident_bytes
 from kakeya.config import RuntimeConfig, StateConfig
 from kakeya.errors import KakeyaError
 from kakeya.metrics import Metrics

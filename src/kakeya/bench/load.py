@@ -12,45 +12,38 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from kakeya.bench.arrivals import (
+    QUIET_LIMIT,
     Arrival,
     Bounds,
     Mix,
-    Outcome,
+    Side,
     Step,
     Texts,
     measured,
-    play,
-    play_sessions,
     schedule,
 )
 from kakeya.bench.benchmark import EngineBenchmark, Quick, Results, Run, numbers
 from kakeya.bench.peers.llama_server import LlamaServer, require_llama_server
-from kakeya.bench.processes import raise_descriptor_limit, server_process
+from kakeya.bench.processes import server_process
 from kakeya.bench.report import Gate, at_least, at_most, busy, bystanders_gate
 from kakeya.bench.stats import known
 from kakeya.bench.tables import MS, Chart, Column, Series, Table, figures, listing
+from kakeya.bench.usage import raise_descriptor_limit
 from kakeya.config import DEFAULT_MODEL
 from kakeya.errors import ConfigError, RemoteError
 from kakeya.options import flags
 from kakeya.types import BackendChoice
-
-if TYPE_CHECKING:
-    from kakeya.client import AsyncClient
 
 OURS, PEER = "kakeya", "llama.cpp"
 # How many times the peer's goodput. The default model is small; other files are larger.
 DEFAULT_MODEL_TARGET, FILE_TARGET = 3.0, 1.5
 # A server keeps up with a rate while this share of its chats is good.
 KEEPS_UP = 0.9
-# What a server may use of one core while the other one is timed.
-QUIET_LIMIT = 0.05
-# How long a server that was left with work may take to be quiet again, and how long each look at it takes.
-SETTLE_S, LOOK_S = 60.0, 0.5
 # How long the chats of the warm-up may take.
 WARM_UP_S = 120.0
 NO_PEER = "no peer in this run: use --peers"
@@ -226,7 +219,7 @@ class Load(EngineBenchmark[LoadResults]):
             with run.watching([os.getpid(), *(pid for side in sides for pid in side.pids)]):
                 return await _Playing(self, run, sides, texts).play()
 
-    async def _peer(self, run: Run[LoadResults], stack: AsyncExitStack) -> "Side":
+    async def _peer(self, run: Run[LoadResults], stack: AsyncExitStack) -> Side:
         """llama.cpp's server, with room for a longest chat in every slot."""
         longest = self.system_tokens + max(self.mix().prompts) + max(self.mix().answers)
         context = self.llama_slots * (-(-longest // 256) + 1) * 256
@@ -328,44 +321,6 @@ def _chart(title: str, unit: str, results: LoadResults, of: str, scale: float = 
         series.append(Series(f"{side}, {system}" if several else side, values))
     x_title = f"{title}, over chats a second" + ("; system prompt: common or none" if several else "")
     return Chart(title, unit, x_title, rates, series, **how)
-
-
-@dataclass(frozen=True)
-class Side:
-    """A server: where it is, what it calls its model, and its processes. With a `client` chats go over gRPC,
-    `at_once` of them."""
-
-    name: str
-    address: str
-    model: str
-    pids: tuple[int, ...]
-    client: "AsyncClient | None" = None
-    at_once: int = 1
-
-    async def play(self, arrivals: Sequence[Arrival], until_s: float) -> list[Outcome]:
-        """What came of these chats."""
-        if self.client is None:
-            return await play(self.address, self.model, arrivals, until_s)
-        return await play_sessions(self.client, self.at_once, arrivals, until_s)
-
-    def cpu_s(self) -> float:
-        """What it has computed so far; 0 once a process is gone."""
-        import psutil
-
-        try:
-            times = [psutil.Process(pid).cpu_times() for pid in self.pids]
-        except psutil.NoSuchProcess:
-            return 0.0
-        return float(sum(each.user + each.system for each in times))
-
-    async def settle(self) -> None:
-        """Wait until it does nothing, but not for ever."""
-        deadline = time.monotonic() + SETTLE_S
-        while time.monotonic() < deadline:
-            before = self.cpu_s()
-            await asyncio.sleep(LOOK_S)
-            if self.cpu_s() - before <= QUIET_LIMIT * LOOK_S:
-                return
 
 
 @dataclass

@@ -13,8 +13,8 @@ from kakeya.bench.gpu.plan import FULL
 from kakeya.bench.gpu.results import Absence, Part, Peer
 from kakeya.bench.gpu.shapes import TINY_LLAMA
 from kakeya.bench.gpu.transformers_peer import Transformers, answer, batch_rows
-from kakeya.bench.processes import resident_bytes
 from kakeya.bench.stats import Samples
+from kakeya.bench.usage import resident_bytes
 from kakeya.errors import PeerFailed
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import pytest
 from kakeya.bench.machine import installed_version
 from kakeya.bench.peers import llama_server
 from kakeya.bench.peers.llama_server import LlamaServer, fetched, require_llama_server
-from kakeya.bench.processes import resident_bytes
+from kakeya.bench.usage import resident_bytes
 from kakeya.errors import ConfigError, PeerFailed, RemoteError
 from support.fakes import scripted_http
 

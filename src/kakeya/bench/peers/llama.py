@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kakeya.bench.cases import LEAD_IN, Case
-from kakeya.bench.processes import LineProcess, answer_lines, resident_bytes
+from kakeya.bench.processes import LineProcess, answer_lines
 from kakeya.bench.text import stretch
+from kakeya.bench.usage import resident_bytes
 from kakeya.errors import ConfigError, PeerFailed
 
 WORKER = ("-m", "kakeya.bench.peers.llama")
