@@ -44,7 +44,8 @@ def secret(tmp_path: Path) -> str:
 @pytest.fixture
 def cluster(address: str, tmp_path: Path, secret: str) -> Iterator["RayCluster"]:
     """A cluster without homes."""
-    from kakeya.cluster.on_ray import Group, connected
+    from kakeya.cluster.on_ray import connected
+    from kakeya.cluster.ray_actors import Group
 
     with connected(address) as cluster:
         assert cluster.up(Group("none", 0, ("--shared", str(tmp_path))), secret) == []
@@ -56,7 +57,8 @@ def cluster(address: str, tmp_path: Path, secret: str) -> Iterator["RayCluster"]
 
 
 def test_homes_on_ray_die_are_drained_and_come_back(address: str, model: Path, tmp_path: Path) -> None:
-    from kakeya.cluster.on_ray import Group, RayCluster, connected
+    from kakeya.cluster.on_ray import RayCluster, connected
+    from kakeya.cluster.ray_actors import Group
 
     secret = make_secret(tmp_path / "secret")
     arguments = (
@@ -140,7 +142,7 @@ def test_where_no_ray_is() -> None:
 
 
 def test_the_list_has_homes_and_proposers() -> None:
-    from kakeya.cluster.on_ray import RegistryActor
+    from kakeya.cluster.ray_actors import RegistryActor
 
     listed = RegistryActor("a-secret")
     assert listed.secret() == "a-secret"
@@ -167,7 +169,7 @@ def test_a_home_and_its_proposer_outlive_the_list(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The actors are in this process, and what they keep are processes of their own."""
-    from kakeya.cluster.on_ray import Group, HomeActor, ProposerActor, this_node
+    from kakeya.cluster.ray_actors import Group, HomeActor, ProposerActor, this_node
 
     monkeypatch.setenv("KAKEYA_PROPOSER_API_KEY", "")  # which a home's actor sets
     size = ("--capacity", "2", "--window", "30", "--dtype", "float32", "--threads", "1")
@@ -187,7 +189,7 @@ def test_a_home_and_its_proposer_outlive_the_list(
             assert secret not in command
             ray.kill(registry())
             nobody = Group("none", 0, ("--shared", str(tmp_path)))
-            without = {"kakeya.cluster.on_ray", "kakeya.cluster.keeping"}  # both go on
+            without = {"kakeya.cluster.ray_actors", "kakeya.cluster.keeping"}  # both go on
             eventually(lambda: without <= {record.name for record in caplog.records})
             cluster.up(nobody, secret)
             eventually(lambda: named(cluster) == ["a-1"])
@@ -204,7 +206,7 @@ def test_a_home_and_its_proposer_outlive_the_list(
 def test_homes_whose_proposers_are_silent_decode_without(
     cluster: "RayCluster", tmp_path: Path, secret: str
 ) -> None:
-    from kakeya.cluster.on_ray import Group, _remote_proposers
+    from kakeya.cluster.ray_actors import Group, _remote_proposers
 
     group = Group("a", 1, ("--shared", str(tmp_path)), proposers=1)
     assert _remote_proposers(group, secret) == []
@@ -219,7 +221,7 @@ def test_a_list_that_is_away_is_waited_for(
     pid = ray.get(registry().__ray_call__.remote(lambda actor: os.getpid()))
     os.kill(pid, signal.SIGSTOP)
     try:
-        monkeypatch.setattr(on_ray, "_ASK_S", 0.3)
+        monkeypatch.setattr(on_ray, "ASK_S", 0.3)
         monkeypatch.setattr(on_ray, "_AWAY_S", 0.0)
         with pytest.raises(Unavailable, match="an actor of the cluster cannot be reached"):
             cluster.secret()
@@ -264,7 +266,7 @@ def test_a_home_that_ray_is_still_starting_again_is_waited_for(
 
 
 def test_what_cannot_come_up_is_told(cluster: "RayCluster", tmp_path: Path, secret: str) -> None:
-    from kakeya.cluster.on_ray import Group
+    from kakeya.cluster.ray_actors import Group
 
     group = Group("a", 1, ("--shared", str(tmp_path), "--nonsense"), host="127.0.0.1")
     with pytest.raises(ConfigError, match="home a-1 cannot be started: .*status 2"):
@@ -276,7 +278,8 @@ def test_what_cannot_come_up_is_told(cluster: "RayCluster", tmp_path: Path, secr
 
 
 def test_a_group_has_the_homes_of_its_name_only(tmp_path: Path) -> None:
-    from kakeya.cluster.on_ray import Group, RayCluster
+    from kakeya.cluster.on_ray import RayCluster
+    from kakeya.cluster.ray_actors import Group
 
     for stored in ("a-2", "a-12", "a-gpu-1", "b-1"):
         (tmp_path / "homes" / stored).mkdir(parents=True)
@@ -284,7 +287,8 @@ def test_a_group_has_the_homes_of_its_name_only(tmp_path: Path) -> None:
 
 
 def test_what_homes_keep_goes_only_where_it_fits(cluster: "RayCluster") -> None:
-    from kakeya.cluster.on_ray import Group, _another_node, this_node
+    from kakeya.cluster.on_ray import _another_node
+    from kakeya.cluster.ray_actors import Group, this_node
 
     group = Group("a", 1, ())
     here, (other,) = this_node(), [node["NodeID"] for node in ray.nodes() if not is_here(node)]
@@ -295,7 +299,7 @@ def test_what_homes_keep_goes_only_where_it_fits(cluster: "RayCluster") -> None:
 
 
 def is_here(node: dict[str, Any]) -> bool:
-    from kakeya.cluster.on_ray import this_node
+    from kakeya.cluster.ray_actors import this_node
 
     return str(node["NodeID"]).startswith(this_node())
 
@@ -339,7 +343,7 @@ def test_a_home_is_retired_unless_it_keeps_documents(
 ) -> None:
     size = ("--capacity", "2", "--window", "30", "--dtype", "float32", "--threads", "1")
     arguments = ("--shared", str(tmp_path), "--model", str(model), *size)
-    from kakeya.cluster.on_ray import Group
+    from kakeya.cluster.ray_actors import Group
 
     homes = cluster.up(Group("a", 2, arguments, host="127.0.0.1"), secret)
     headers = {"kakeya-cluster-secret": secret, "kakeya-owner": "local"}
@@ -358,7 +362,7 @@ def test_a_full_group_grows_and_an_idle_one_shrinks(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from kakeya.cluster import on_ray
+    from kakeya.cluster import on_ray, ray_actors
     from kakeya.cluster.placement import Scaling
     from kakeya.cluster.scaling import Scaler
 
@@ -374,7 +378,7 @@ def test_a_full_group_grows_and_an_idle_one_shrinks(
 
     monkeypatch.setattr(on_ray, "_SCALE_S", 0.1)
     # There is no such node: what it starts only waits for one.
-    group = on_ray.Group("a", 1, ("--shared", str(tmp_path)), resources={"gold": 1.0}, most_homes=3)
+    group = ray_actors.Group("a", 1, ("--shared", str(tmp_path)), resources={"gold": 1.0}, most_homes=3)
     place: dict[str, Any] = {"namespace": "kakeya", "num_cpus": 0}
     others = [ray.remote(Idle).options(name=f"home:{name}", **place).remote() for name in ("a-1", "a-x-1")]
     full = pb.Home(name="a-1", node="one", slabs=4, sessions=4, most_sessions=4, epoch=1)

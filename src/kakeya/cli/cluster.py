@@ -19,7 +19,8 @@ from kakeya.errors import ConfigError
 from kakeya.serving.config import is_loopback
 
 if TYPE_CHECKING:
-    from kakeya.cluster.on_ray import Group, RayCluster
+    from kakeya.cluster.on_ray import RayCluster
+    from kakeya.cluster.ray_actors import Group
     from kakeya.wire import cluster_pb2 as pb
 
 _ray = partial(typer.Option, envvar=f"{ENVIRONMENT_PREFIX}_RAY_ADDRESS", rich_help_panel="The cluster")
@@ -170,7 +171,7 @@ def down(context: typer.Context, options: StatusOptions) -> None:
 
 
 def _group_of(options: UpOptions, extra: list[str], resources: dict[str, float]) -> "Group":
-    from kakeya.cluster.on_ray import Group
+    from kakeya.cluster.ray_actors import Group
 
     shared = options.shared.expanduser().resolve()
     arguments = ["--shared", str(shared), "--model", options.model, *extra]

@@ -1,7 +1,7 @@
-"""The cluster on Ray: one actor for each home, and one that lists them.
+"""The cluster on Ray, from a driver: it comes up, grows, moves its sessions, and goes down.
 
-Ray places the actors, starts them again when their process or their machine dies, and carries who is there.
-Nothing of a client passes through it. An actor of a home only keeps the home's process.
+Ray places the actors (`ray_actors`), starts them again when their process or their machine dies, and carries
+who is there. Nothing of a client passes through it.
 """
 
 import itertools
@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,149 +21,28 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from kakeya.cluster.calling import Balancing, Drained, Draining, HomeCalls, home_to_end, name_of
-from kakeya.cluster.keeping import Keeper
-from kakeya.cluster.members import check_name
 from kakeya.cluster.placement import Scaling
-from kakeya.cluster.proposing import ProposerKeeper
-from kakeya.cluster.registry import Registry
+from kakeya.cluster.ray_actors import (
+    ASK_S,
+    NAMESPACE,
+    REGISTRY,
+    Group,
+    HomeActor,
+    ProposerActor,
+    RegistryActor,
+)
 from kakeya.cluster.scaling import Scaler
 from kakeya.errors import ConfigError, Unavailable
 from kakeya.wire import cluster_pb2 as pb
 
 log = logging.getLogger(__name__)
-NAMESPACE = "kakeya"
-_REGISTRY = "registry"
 _HOME, _PROPOSER, _SCALER = "home:", "proposer:", "scaler:"
 _SCALE_S, _EVEN_S = 5.0, 60.0
 # The group cannot grow while one of its homes is emptied.
 _SHRINK_S = 120.0
-_ASK_S = 10.0
 _AWAY_S = 60.0
 _END_S = 120.0
 _DIAL_S = 10.0
-_NODE_CHARACTERS = 8
-
-
-@dataclass(frozen=True)
-class Group:
-    """Homes of one model that are alike: they are called `name`-1, `name`-2 and so on.
-
-    `arguments` are flags of `kakeya cluster home`. A home takes so many CPUs and GPUs of its node, and only
-    nodes that have the `resources` of that name get one. `host` is where homes listen: the node's own
-    address when left out. `proposers` guess tokens for them, with the flags `proposing` of `kakeya propose`.
-    With `most_homes` above `homes` the group grows and shrinks with what is asked of it.
-    """
-
-    name: str
-    homes: int
-    arguments: tuple[str, ...]
-    cpus: float = 1.0
-    gpus: float = 0.0
-    resources: dict[str, float] = field(default_factory=dict)
-    host: str = ""
-    proposers: int = 0
-    proposing: tuple[str, ...] = ()
-    most_homes: int = 0
-
-    def __post_init__(self) -> None:
-        check_name(self.name)
-
-
-class RegistryActor:
-    """The list of homes, and what else a member must know. Everything in it comes back by itself."""
-
-    def __init__(self, secret: str) -> None:
-        self._secret = secret
-        self._registry = Registry()
-
-    def report(self, home: bytes, group: str = "") -> bytes:
-        """A sign of life of a home; who is there, and who proposes for its group."""
-        view = self._registry.report(pb.Home.FromString(home))
-        view.proposers.extend(self._registry.proposers(group))
-        return view.SerializeToString()
-
-    def view(self) -> bytes:
-        return self._registry.view().SerializeToString()
-
-    def drain(self, name: str, draining: bool) -> None:
-        self._registry.drain(name, draining=draining)
-
-    def remove(self, name: str) -> None:
-        self._registry.remove(name)
-
-    def secret(self) -> str:
-        return self._secret
-
-    def propose(self, group: str, address: str) -> None:
-        self._registry.propose(group, address)
-
-    def proposers(self, group: str) -> list[str]:
-        return self._registry.proposers(group)
-
-
-class ProposerActor:
-    """Keeps the process of one proposer on the node that Ray has chosen."""
-
-    def __init__(self, group: Group, secret: str) -> None:
-        host = group.host or ray.util.get_node_ip_address()
-        self._group = group.name
-        self._keeper = ProposerKeeper(group.proposing, host, secret, self._tell).start()
-
-    def ready(self) -> str:
-        """Its address."""
-        return self._keeper.address
-
-    def stop(self) -> None:
-        self._keeper.stop()
-
-    def _tell(self, address: str) -> None:
-        try:
-            registry = ray.get_actor(_REGISTRY, NAMESPACE)
-            ray.get(registry.propose.remote(self._group, address), timeout=_ASK_S)
-        except Exception as error:  # the list is away: it is told again in a second
-            log.warning("the cluster's list cannot be reached: %s", error)
-
-
-class HomeActor:
-    """Keeps the process of one home on the node that Ray has chosen."""
-
-    def __init__(self, name: str, group: Group, secret: str) -> None:
-        host = group.host or ray.util.get_node_ip_address()
-        self._group = group
-        self._registry: Any = None
-        place = ["--name", name, "--node", this_node(), "--bind", f"{host}:0", "--http", f"{host}:0"]
-        arguments = [*group.arguments, *place, *_remote_proposers(group, secret)]
-        # Ray starts the actor again if it is still the one that Ray means.
-        self._keeper = Keeper(arguments, secret, self._report, lambda: os._exit(1)).start()
-
-    def ready(self) -> str:
-        """The home's address."""
-        assert self._keeper.home is not None
-        return self._keeper.home.address
-
-    def group(self) -> Group:
-        """How it was started."""
-        return self._group
-
-    def process(self) -> int | None:
-        """The number of the home's process, for those who end it in tests."""
-        return None if self._keeper.process is None else self._keeper.process.pid
-
-    def stop(self) -> None:
-        """End the home, after it has stored what it has."""
-        self._keeper.stop()
-
-    def _report(self, home: pb.Home) -> pb.View:
-        if self._registry is None:
-            self._registry = ray.get_actor(_REGISTRY, NAMESPACE)
-        try:
-            told = ray.get(
-                self._registry.report.remote(home.SerializeToString(), self._group.name), timeout=_ASK_S
-            )
-        except Exception:
-            self._registry = None
-            raise
-        return pb.View.FromString(told)
 
 
 class ScalerActor:
@@ -246,25 +124,6 @@ def _another_node(not_on: str, group: Group) -> str:
     raise Unavailable(f"no node beside {not_on} has {told} for what its homes keep")
 
 
-def _remote_proposers(group: Group, secret: str) -> list[str]:
-    """Flags of a home that may ask the proposers of its group. One that dies can only cost speed."""
-    if not group.proposers:
-        return []
-    registry = ray.get_actor(_REGISTRY, NAMESPACE)
-    found = ray.get(registry.proposers.remote(group.name), timeout=_ASK_S)
-    if not found:
-        log.warning("no proposer of group %s was heard of: its homes decode without", group.name)
-        return []
-    os.environ["KAKEYA_PROPOSER_API_KEY"] = secret  # of the home's process, and on no command line
-    return ["--proposer", f"remote:{','.join(found)}"]
-
-
-def this_node() -> str:
-    """The name of the node that this process is on."""
-    node: str = ray.get_runtime_context().get_node_id()
-    return node[:_NODE_CHARACTERS]
-
-
 class RayCluster:
     """A cluster on Ray, from a driver. Use it as `connected` gives it."""
 
@@ -275,7 +134,7 @@ class RayCluster:
 
         Homes that live already are left alone. Raises ConfigError and Unavailable.
         """
-        registry = _remote(RegistryActor, num_cpus=0, name=_REGISTRY).remote(secret)
+        registry = _remote(RegistryActor, num_cpus=0, name=REGISTRY).remote(secret)
         if _answer(registry.secret.remote(), timeout_s) != secret:
             raise ConfigError("another cluster, with another secret, is up on this Ray: end it first")
         proposers = {f"{group.name}-{number}": number for number in range(1, group.proposers + 1)}
@@ -452,7 +311,7 @@ class RayCluster:
 
     def _registry(self) -> Any:
         try:
-            return ray.get_actor(_REGISTRY, NAMESPACE)
+            return ray.get_actor(REGISTRY, NAMESPACE)
         except ValueError:
             raise Unavailable(
                 "no Kakeya cluster is up on this Ray: start one with `kakeya cluster up`"
@@ -460,9 +319,9 @@ class RayCluster:
 
     def _ask(self, call: str, *arguments: object) -> Any:
         """What the list says. If its node has died, Ray brings it back at another one: it is waited for."""
-        return _waited_for(lambda: _answer(getattr(self._registry(), call).remote(*arguments), _ASK_S))
+        return _waited_for(lambda: _answer(getattr(self._registry(), call).remote(*arguments), ASK_S))
 
-    def _ask_home(self, name: str, call: str, timeout_s: float = _ASK_S) -> Any:
+    def _ask_home(self, name: str, call: str, timeout_s: float = ASK_S) -> Any:
         """What a home's actor says. Its home may serve before Ray knows that it is back: it is waited for."""
         return _waited_for(lambda: _answer(getattr(self._actor(name), call).remote(), timeout_s))
 

@@ -112,7 +112,7 @@ class Fleet:
 
     def settle(self) -> None:
         """Start the homes that do not live."""
-        from kakeya.cluster.on_ray import Group
+        from kakeya.cluster.ray_actors import Group
 
         size = self._size
         settings = {
