@@ -2,6 +2,7 @@
 
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -279,3 +280,38 @@ def test_a_wake_that_cannot_be_noted_gives_its_slab_back(
     assert runtime.info(name).state == "host"
     assert runtime._pool.free_count == 1
     assert runtime.append(name, [3]) == 6
+
+
+def test_a_snapshot_of_a_sleeper_takes_nothing_of_what_it_says_when_it_has_woken(
+    open_tiny: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With durability none its history is stored with the snapshot: as it was, without tokens that its
+    reader never takes."""
+    runtime = opened(open_tiny, tmp_path, durability=Durability.NONE)
+    name = new_session(runtime, PROMPTS[0])
+    begun, saves, catch_up = threading.Event(), threading.Event(), Shelf._catch_up
+
+    def catch_up_later(self: Shelf, falling: Session, tokens: "array[int]") -> None:
+        if threading.current_thread() is self._thread:
+            begun.set()
+            assert saves.wait(20)
+        catch_up(self, falling, tokens)
+
+    monkeypatch.setattr(Shelf, "_catch_up", catch_up_later)
+    with session(runtime, name).lock:
+        assert tiers(runtime).sleep(session(runtime, name))
+    assert begun.wait(20)
+    stream = runtime.generate(name, 20)
+    stream.next_event()
+    eventually(lambda: stream.unread > 0)
+    saves.set()
+    eventually(lambda: not tiers(runtime)._shelf.is_being_saved(session(runtime, name)))
+    stream.cancel()
+    runtime.append(name, [3])
+    sequence = session(runtime, name).sequence
+    assert sequence is not None
+    expected = sequence.tokens.tolist()
+    runtime.close()
+    again = opened(open_tiny, tmp_path, durability=Durability.NONE)
+    stored = again._keeping._store  # type: ignore[attr-defined]
+    assert stored.tokens(session(again, name).history).tolist() == expected

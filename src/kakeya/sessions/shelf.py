@@ -161,7 +161,8 @@ class Shelf:
         if isinstance(where, Asleep):
             is_saved = self.is_saved(session, where.computed)
             if where.state is not None and where.tokens is not None and not is_saved:
-                self.save(session, where.state, where.tokens)
+                # Its own: once it has woken, the engine puts tokens there that nobody has taken.
+                self.save(session, where.state, where.tokens[: where.length])
         elif self._store.is_durable:
             state = self._moves.copy_state(where)
             self.save(session, state, where.tokens)
