@@ -282,6 +282,28 @@ def test_a_wake_that_cannot_be_noted_gives_its_slab_back(
     assert runtime.append(name, [3]) == 6
 
 
+def test_a_snapshot_that_fails_costs_others_none(
+    open_tiny: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it fails of."""
+    runtime = opened(open_tiny, tmp_path)
+    first, second = (session(runtime, new_session(runtime, prompt)) for prompt in PROMPTS[:2])
+    save = Shelf._save_now
+
+    def fail_once(self: Shelf, asked: Session) -> None:
+        if asked is first:
+            raise RuntimeError("a bug")
+        save(self, asked)
+
+    monkeypatch.setattr(Shelf, "_save_now", fail_once)
+    for each in (first, second):
+        said(runtime, each.session_id)
+        tiers(runtime)._shelf.save_soon(each)
+    eventually(lambda: second.snapshot is not None)
+    assert first.snapshot is None
+    assert "a bug" in caplog.text
+
+
 def test_a_snapshot_of_a_sleeper_takes_nothing_of_what_it_says_when_it_has_woken(
     open_tiny: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,12 +25,15 @@ def test_a_reserve_that_never_started_can_be_stopped() -> None:
     Reserve(lambda: None).stop()
 
 
-def test_a_failure_is_reported_and_the_next_look_tries_again(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", [StorageFailed, RuntimeError])
+def test_a_failure_is_reported_and_the_next_look_tries_again(
+    caplog: pytest.LogCaptureFixture, kind: type[Exception]
+) -> None:
     tried = threading.Semaphore(0)
 
     def fail() -> None:
         tried.release()
-        raise StorageFailed("the disk tier is full")
+        raise kind("the disk tier is full")
 
     reserve = Reserve(fail)
     reserve.start()
@@ -38,4 +41,4 @@ def test_a_failure_is_reported_and_the_next_look_tries_again(caplog: pytest.LogC
         reserve.look()
         assert tried.acquire(timeout=30)
     reserve.stop()
-    assert caplog.text.count("the disk tier is full") == 2
+    assert caplog.text.count("no slab is kept in reserve") == 2

@@ -43,3 +43,5 @@ class Reserve:
                 self._make_room()
             except KakeyaError as error:  # whoever needs the room is told the same
                 log.warning("no slab is kept in reserve: %s", error)
+            except Exception:
+                log.exception("no slab is kept in reserve")

@@ -152,6 +152,8 @@ class Shelf:
                 pass  # closed in the meantime, it recalls, or the engine is gone
             except KakeyaError as error:
                 log.error("no snapshot could be written: %s", error)
+            except Exception:  # a fault of ours: other sessions must have theirs
+                log.exception("no snapshot could be written")
             finally:
                 with self._lock:
                     self._saving.discard(session)
