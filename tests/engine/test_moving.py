@@ -30,6 +30,12 @@ def test_what_threads_take_and_drop_does_not_stay_with_the_process() -> None:
         assert psutil.Process().memory_info().rss - before < (len(kept) + 40) * size
 
 
+def test_pinned_memory_takes_more_than_is_asked_for() -> None:
+    pinned, plain = HostBuffers(torch.device("cuda")), HostBuffers(torch.device("cpu"))
+    assert [pinned.taken_by(size) for size in (0, 1, 2, 3, 2**20, 2**20 + 1)] == [0, 1, 2, 4, 2**20, 2**21]
+    assert plain.taken_by(2**20 + 1) == 2**20 + 1
+
+
 def test_spare_memory_is_used_again() -> None:
     buffers = HostBuffers(torch.device("cpu"))
     buffers.provide(SHAPE, torch.float32)

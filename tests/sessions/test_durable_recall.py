@@ -128,7 +128,8 @@ def test_a_sleeper_in_host_memory_keeps_its_index(
         assert asleep is not None
         assert asleep.retriever is not None
         assert asleep.retriever.nbytes > 0
-        assert tiers.host_bytes == asleep.bytes > asleep.state.storage.nbytes
+        assert tiers.host_bytes == asleep.bytes_beside + asleep.state.storage.nbytes
+        assert asleep.bytes_beside >= asleep.retriever.nbytes
     else:
         assert min(told) > 60
 

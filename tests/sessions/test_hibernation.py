@@ -13,6 +13,7 @@ import pytest
 
 from kakeya.config import RuntimeConfig, StateConfig
 from kakeya.engine.inbox import Inbox
+from kakeya.engine.moving import HostBuffers
 from kakeya.errors import StorageFailed, Unavailable
 from kakeya.runtime import Runtime
 from kakeya.sessions.hibernation import Hibernation
@@ -280,6 +281,22 @@ def test_a_wake_that_cannot_be_noted_gives_its_slab_back(
     assert runtime.info(name).state == "host"
     assert runtime._pool.free_count == 1
     assert runtime.append(name, [3]) == 6
+
+
+def test_the_host_tier_counts_what_memory_a_sleeper_takes(
+    open_tiny: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may be more than its keys and values."""
+    monkeypatch.setattr(HostBuffers, "taken_by", lambda _, size: 3 * size)
+    runtime = opened(open_tiny, tmp_path)
+    name = new_session(runtime)
+    said(runtime, name)
+    with session(runtime, name).lock:
+        assert tiers(runtime).sleep(session(runtime, name))
+    asleep = session(runtime, name).asleep
+    assert asleep is not None
+    assert asleep.state is not None
+    assert tiers(runtime).host_bytes == asleep.bytes_beside + 3 * asleep.state.storage.nbytes
 
 
 def test_a_snapshot_that_fails_costs_others_none(

@@ -100,7 +100,7 @@ class Moves:
         """What a copy of its keys and values will take."""
         geometry = self._backend.pool.geometry
         slots = used_slots(state.committed, state.sink, geometry)
-        return math.prod(copy_shape(slots, geometry)) * state.storage.itemsize
+        return self.buffers.taken_by(math.prod(copy_shape(slots, geometry)) * state.storage.itemsize)
 
     def leave(self, sequence: TokenSequence) -> None:
         """Free the slab of a lent or prepared sequence. Does not wait for the engine."""

@@ -40,6 +40,10 @@ class HostBuffers:
                     return self._spare.pop(place)
         return self._fresh(shape, dtype)
 
+    def taken_by(self, size: int) -> int:
+        """The bytes of memory that a buffer of so many takes: torch pins memory in powers of two."""
+        return 1 << (size - 1).bit_length() if self._pinned and size else size
+
     def provide(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Have such memory at hand, which the system has zeroed already: for a thread that must not wait."""
         with self._lock:

@@ -180,17 +180,14 @@ class Hibernation:
         tokens, eos = sequence.tokens, state.eos_token_ids
         asleep = Asleep(len(tokens), state.committed, state.sink, eos, self._geometry, state.recall)
         in_host = replace(asleep, state=state, tokens=tokens, retriever=_retriever_of(sequence))
-        needed = in_host.bytes - state.storage.nbytes + self._moves.lifted_bytes(state)
+        needed = in_host.bytes_beside + self._moves.lifted_bytes(state)
         if not on_disk and self._take_host_room(session, needed):
             try:
-                lifted = replace(in_host, state=self._moves.lift(state))
+                return replace(in_host, state=self._moves.lift(state))
             except BaseException:
                 with self._lock:
                     del self._host[session]
                 raise
-            with self._lock:
-                self._host[session] = lifted.bytes
-            return lifted
         if not self._shelf.is_saved(session, state.committed):
             copy = self._moves.lift(state)
             self._shelf.save(session, copy, tokens)
@@ -309,7 +306,8 @@ class Hibernation:
         with self._lock:
             self._active.pop(session, None)
             if asleep.state is not None:
-                self._host[session] = asleep.bytes
+                taken = self._moves.buffers.taken_by(asleep.state.storage.nbytes)
+                self._host[session] = asleep.bytes_beside + taken
 
     def _recycle(self, session: Session, state: SequenceState) -> None:
         if not self._shelf.is_being_saved(session):

@@ -44,13 +44,13 @@ class Asleep:
         return "disk" if self.state is None else "host"
 
     @property
-    def bytes(self) -> int:
-        """What it takes in host memory."""
+    def bytes_beside(self) -> int:
+        """What it takes in host memory beside its keys and values."""
         if self.state is None or self.tokens is None:
             return 0
         drafts = sum(tensor.nbytes for tensor in self.state.draft.values())
         searching = 0 if self.retriever is None else self.retriever.nbytes
-        return self.state.storage.nbytes + drafts + len(self.tokens) * self.tokens.itemsize + searching
+        return drafts + len(self.tokens) * self.tokens.itemsize + searching
 
 
 @dataclass(eq=False)
