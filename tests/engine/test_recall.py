@@ -100,13 +100,15 @@ def check_against(
 
 
 @given(st.integers(0, 5), st.integers(1, 12), st.data())
-def test_the_slots_hold_what_was_named_as_often_as_it_fits(
+def test_the_slots_hold_what_was_named_twice_and_the_earliest_others(
     pinned: int, recall: int, data: st.DataObject
 ) -> None:
     named = sorted(data.draw(st.sets(st.integers(pinned, pinned + 40), min_size=1, max_size=recall)))
     chosen = [TokenRange(position, position + 1) for position in named]
-    copies = named * recall
-    assert recalled_positions(chosen, pinned, recall).tolist() == copies[len(copies) - recall :]
+    copies = (named * 2)[max(0, 2 * len(named) - recall) :]
+    others = [position for position in range(pinned, pinned + 100) if position not in named]
+    expected = others[: recall - len(copies)] + copies
+    assert recalled_positions(chosen, pinned, recall).tolist() == expected
     assert recalled_positions((), pinned, recall).tolist() == list(range(pinned, pinned + recall))
 
 
@@ -142,13 +144,34 @@ def test_named_pages_are_seen_from_the_right_token_on(
     check_against(oracle, sequence, said, {at: positions})
 
 
-def test_fewer_tokens_than_slots_are_seen_again_and_again(engine: Engine, oracle: Oracle) -> None:
+@pytest.mark.parametrize(
+    ("named", "seen"),
+    [
+        (ranges((20, 22), (30, 32)), [30, 31, 20, 21, 30, 31]),
+        (ranges((20, 22)), [2, 3, 20, 21, 20, 21]),
+        (ranges((2, 3)), [3, 4, 5, 6, 2, 2]),
+    ],
+)
+def test_fewer_tokens_than_slots_are_seen_twice(
+    engine: Engine, oracle: Oracle, named: Sequence[TokenRange], seen: list[int]
+) -> None:
     sequence = open_with_recall(engine)
     say(engine, sequence, history(60), 3)
     engine.append(sequence, history(3, seed=1))
-    engine.recall(sequence, ranges((20, 22), (30, 32)))
+    engine.recall(sequence, named)
     said = {66: logprobs_of(engine.generate(sequence, 6, SEEN))}
-    check_against(oracle, sequence, said, {62: [30, 31, 20, 21, 30, 31]})
+    check_against(oracle, sequence, said, {62: seen})
+
+
+def test_what_lies_before_a_short_piece_keeps_its_slots(exact: Engine) -> None:
+    sequence = open_with_recall(exact)
+    say(exact, sequence, history(60), 3)
+    beginning = slots(sequence)
+    exact.append(sequence, [7])
+    exact.recall(sequence, ranges((20, 21)))
+    tokens_of(exact.generate(sequence, 1, GREEDY))
+    assert sequence.slab.holds.tolist() == [2, 3, 4, 5, 20, 20]
+    assert torch.equal(slots(sequence, 0, PINNED + 4), beginning[..., : PINNED + 4, :])
 
 
 def test_turn_after_turn(engine: Engine, oracle: Oracle) -> None:

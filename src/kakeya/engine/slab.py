@@ -241,7 +241,7 @@ class KVSlab:
     """One session's KV storage: a view into the pool and the bookkeeping of what it holds.
 
     `sink` slots are pinned; the last `recall` of them can be written anew. `recalled` says with what: the
-    tokens of these ranges, as often as they fit (`recalled_positions`).
+    tokens of these ranges, twice where there is room (`recalled_positions`).
     """
 
     def __init__(self, pool: SlabPool, index: int, sink: int, recall: int = 0) -> None:
@@ -383,10 +383,12 @@ class KVSlab:
 
 
 def recalled_positions(ranges: Sequence[TokenRange], pinned: int, recall: int) -> npt.NDArray[np.int64]:
-    """The position whose token each of `recall` slots holds: those of the ranges in order of time, again and
-    again until the slots are full, the last time as a whole. Without ranges, the earliest behind the pinned
-    ones."""
+    """The position whose token each of `recall` slots holds: those of the ranges in order of time, twice as
+    far as there is room, the last time as a whole. Before them the earliest others behind the pinned ones.
+
+    A text that comes more often than twice disturbs a model."""
     named = np.concatenate([np.arange(0), *(np.arange(each.start, each.end) for each in ranges)])
-    if not len(named):
-        return np.arange(pinned, pinned + recall)
-    return np.resize(named[::-1], recall)[::-1].copy()
+    held = np.concatenate([named, named])[-recall:]
+    # The first `recall` positions always hold enough that are not named.
+    others = np.setdiff1d(np.arange(pinned, pinned + recall), named, assume_unique=True)
+    return np.concatenate([others[: recall - len(held)], held])

@@ -145,8 +145,8 @@ def fill(
 ) -> tuple[TokenRange, ...]:
     """As much as there is room for: what to remember, the newest first, then the pages as they come.
 
-    What followed these is added as long as all of it fits twice: what is chosen comes again until the slots
-    are full, and a small model tells a fact that it sees twice from others that are like it.
+    What followed these is added as long as all of it fits twice: what is chosen comes again where there is
+    room, and a small model tells a fact that it sees twice from others that are like it.
     """
     chosen: tuple[TokenRange, ...] = ()
     for each in sorted(remembered, reverse=True):
