@@ -109,7 +109,7 @@ def parse_proposers(written: str) -> tuple[ProposerChoice, ...]:
             choice.addresses()
     kinds = [choice.kind for choice in choices]
     if len(set(kinds)) < len(kinds) or (AUTO in kinds and len(kinds) > 1):
-        raise ConfigError(f"proposer names each kind once, and auto stands alone, got {written!r}")
+        raise ConfigError(f"proposer must name each kind once, and auto only by itself, got {written!r}")
     return choices
 
 

@@ -66,7 +66,7 @@ class ComputeOptions:
     recall: Annotated[
         int | None,
         memory(
-            help="Tokens that left the window and that a turn may see again; 0 is no recall.",
+            help="How many tokens a turn may see again that have left the window; 0: none.",
             metavar="TOKENS",
         ),
     ] = CacheConfig.recall
@@ -133,8 +133,8 @@ class TalkOptions(EngineOptions):
     recall: Annotated[
         int | None,
         memory(
-            help="Tokens that left the window and that a turn may see again; 0 is no recall; "
-            "a quarter of the window when left out.",
+            help="How many tokens a turn may see again that have left the window; 0: none. "
+            "When left out: a quarter of the window.",
             metavar="TOKENS",
         ),
     ] = None

@@ -116,7 +116,7 @@ def test_a_list_is_by_age_and_moves_change_nothing(front: FrontHere, town: Town)
             assert listed == made
             assert (len(last.sessions), last.next_page_token) == (1, "")
             for token in ("a:", "zzz"):
-                with pytest.raises(grpc.RpcError, match="page_token is not one"):
+                with pytest.raises(grpc.RpcError, match="page_token must be one"):
                     page("!" + token)
             with pytest.raises(grpc.RpcError, match="page_size must be a whole number from 1 to 1000"):
                 stub.ListSessions(runtime_pb2.ListSessionsRequest(page_size=1001))

@@ -53,9 +53,9 @@ class HomeOptions(ServeOptions):
         if self.state_dir is not None:
             raise ConfigError("a home's state directory is SHARED/homes/NAME: leave out --state-dir")
         if self.durability is Durability.NONE:
-            raise ConfigError("a home stores tokens before it tells them: durability none cannot be")
+            raise ConfigError("a home stores tokens before it sends them: --durability none cannot be used")
         if self.http == "off":
-            raise ConfigError("front ends reach a home over HTTP as well: --http off cannot be")
+            raise ConfigError("front ends reach a home over HTTP as well: --http off cannot be used")
 
     @property
     def secret(self) -> str:

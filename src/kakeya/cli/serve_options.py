@@ -98,15 +98,15 @@ class ServeOptions(FrontOptions, TalkOptions):
     prefill_block: Annotated[
         int | None,
         memory(
-            help="Tokens of a prompt that are computed together; when left out 128 on a CPU (32 where torch "
-            "computes and streams may not be held up for long) and 2,048 on CUDA."
+            help="Tokens of a prompt that are computed together. When left out: 2,048 on CUDA, 128 on a CPU, "
+            "and 32 with torch's kernels there, so that streams wait for less."
         ),
     ] = None
     max_batch_tokens: Annotated[
         int | None,
         memory(
-            help="The most tokens of one engine step; when left out 256 on a CPU, and on CUDA enough for a "
-            "prompt's block of 2,048 beside a token of every session."
+            help="The most tokens of one engine step. When left out: 256 on a CPU; on CUDA a prefill block "
+            "and a token of every session."
         ),
     ] = None
     capacity: Annotated[
@@ -115,14 +115,14 @@ class ServeOptions(FrontOptions, TalkOptions):
     memory_budget: Annotated[
         str | None,
         memory(
-            help="Memory for all sessions: 8GB, 512MiB, or a share of what is free: "
-            "25% on a CPU and 90% of what the model leaves on CUDA when left out."
+            help="Memory for all sessions: 8GB, 512MiB, or a share of what is free. "
+            "When left out: 25% on a CPU, on CUDA 90% of what the model leaves free."
         ),
     ] = None
     share_beginnings: Annotated[
         ShareBeginnings,
         memory(
-            help="Between whose sessions the same beginning is computed once: those of one owner, or all."
+            help="Who shares the beginnings that are computed already: the sessions of one owner, or all."
         ),
     ] = EngineConfig.share_beginnings
     prefix_cache_bytes: Annotated[
@@ -138,7 +138,7 @@ class ServeOptions(FrontOptions, TalkOptions):
         ),
     ] = None
     max_stall_ms: Annotated[
-        int, memory(help="How long prompts may hold up the tokens of others, about; 0 is no limit.")
+        int, memory(help="About how long a step with prompts may hold up streams; 0 is no limit.")
     ] = EngineConfig.max_stall_ms
     max_concurrent: Annotated[
         int | None,

@@ -259,7 +259,7 @@ class Forwarding(grpc.GenericRpcHandler):
         if self._is_draining:
             raise Restarting("this front end is shutting down and takes no new work")
         if self.homes is None:
-            raise Restarting("the homes of the cluster are still looked for")
+            raise Restarting("the front end is still looking for the homes of the cluster")
         return owner, self.homes
 
     async def _unary(self, link: Link, method: str, request: bytes, owner: str, context: Context) -> bytes:
@@ -361,7 +361,7 @@ def _age_in(token: str) -> tuple[float, str]:
     try:
         return float.fromhex(created_at), session_id
     except (ValueError, OverflowError):
-        raise InvalidArgument("page_token is not one that a page of sessions came with") from None
+        raise InvalidArgument("page_token must be one that came with an earlier page") from None
 
 
 def _model(context: Context, homes: Homes) -> str:

@@ -191,7 +191,7 @@ class Proxy:
 
     def _ready(self) -> Homes:
         if self.homes is None:
-            raise Unavailable("the homes of the cluster are still looked for")
+            raise Unavailable("the front end is still looking for the homes of the cluster")
         return self.homes
 
     # What is put together.

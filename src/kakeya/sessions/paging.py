@@ -29,5 +29,5 @@ def last_number(token: str) -> int:
         text = ""
     number = text.removeprefix(_PREFIX)
     if not text.startswith(_PREFIX) or not number.isdigit():
-        raise InvalidArgument("page_token is not one that a page of sessions came with")
+        raise InvalidArgument("page_token must be one that came with an earlier page")
     return int(number)
