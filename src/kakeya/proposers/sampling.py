@@ -1,7 +1,10 @@
 """How proposers that have logits of their own draw from them: with the verifier's own random numbers."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from kakeya.engine.proposer import DraftRequest
 from kakeya.engine.sampler import SampleRequest
@@ -20,7 +23,11 @@ def sample_request(
         sampling = replace(sampling, logit_bias=bias)
     if not sampling.has_penalties:
         return SampleRequest(sampling, position)
-    recent = [*request.tokens[-reach:], *guessed][-reach:]
-    return SampleRequest(
-        sampling, position, recent if known is None else [token for token in recent if token < known]
-    )
+    # In C throughout: there may be as many tokens as a session sees, for each guess.
+    recent = array("i", request.tokens[-reach:])
+    recent.extend(guessed)
+    recent = recent[-reach:]
+    if known is not None:
+        ids = np.asarray(recent)
+        recent = array("i", ids[ids < known].tobytes())
+    return SampleRequest(sampling, position, recent)
