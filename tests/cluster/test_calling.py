@@ -7,7 +7,7 @@ import pytest
 
 from kakeya.cluster.calling import AT_ONCE, Balancing, Draining, HomeCalls, Moving, home_to_end, name_of
 from kakeya.cluster.members import home_in
-from kakeya.cluster.placement import Move
+from kakeya.cluster.replicas import Move
 from kakeya.errors import RemoteError, Unavailable
 from kakeya.wire import cluster_pb2 as pb
 from support.clustering import SECRET, FrontHere, Town

@@ -363,7 +363,7 @@ def test_a_full_group_grows_and_an_idle_one_shrinks(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     from kakeya.cluster import on_ray, ray_actors
-    from kakeya.cluster.placement import Scaling
+    from kakeya.cluster.replicas import Scaling
     from kakeya.cluster.scaling import Scaler
 
     class Idle:

@@ -4,18 +4,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from kakeya.cluster.placement import (
-    Move,
-    Replica,
-    Scaling,
-    Session,
-    choose_home,
-    drain,
-    node_to_remove,
-    place_all,
-    rebalance,
-    wanted_replicas,
-)
+from kakeya.cluster.placement import choose_home, drain, node_to_remove, place_all, rebalance, wanted_replicas
+from kakeya.cluster.replicas import Move, Replica, Scaling, Session
 from kakeya.errors import (
     ConfigError,
     InvalidArgument,

@@ -1,6 +1,6 @@
 """When a group of homes grows and shrinks."""
 
-from kakeya.cluster.placement import Scaling
+from kakeya.cluster.replicas import Scaling
 from kakeya.cluster.scaling import Scaler, Wish
 from kakeya.wire import cluster_pb2 as pb
 

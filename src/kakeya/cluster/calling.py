@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 
 from kakeya.cluster.members import CHANNEL, credentials, replica_of
-from kakeya.cluster.placement import EVEN, Move, Replica, Session, drain, node_to_remove, rebalance
+from kakeya.cluster.placement import EVEN, drain, node_to_remove, rebalance
+from kakeya.cluster.replicas import Move, Replica, Session
 from kakeya.errors import KakeyaError, RemoteError, Unavailable
 from kakeya.wire import cluster_pb2 as pb, cluster_pb2_grpc
 

@@ -27,7 +27,8 @@ from kakeya.cluster.members import (
     newest,
     replica_of,
 )
-from kakeya.cluster.placement import Replica, Session, choose_home
+from kakeya.cluster.placement import choose_home
+from kakeya.cluster.replicas import Replica, Session
 from kakeya.errors import ERROR_NAME_KEY, KakeyaError, ModelNotFound, Unavailable
 from kakeya.wire import cluster_pb2 as pb, cluster_pb2_grpc
 

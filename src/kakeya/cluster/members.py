@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 
-from kakeya.cluster.placement import Replica
+from kakeya.cluster.replicas import Replica
 from kakeya.errors import ConfigError
 from kakeya.serving.keys import OWNER_KEY, SECRET_KEY
 from kakeya.wire import cluster_pb2 as pb

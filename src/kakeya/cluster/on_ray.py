@@ -21,7 +21,6 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from kakeya.cluster.calling import Balancing, Drained, Draining, HomeCalls, home_to_end, name_of
-from kakeya.cluster.placement import Scaling
 from kakeya.cluster.ray_actors import (
     ASK_S,
     NAMESPACE,
@@ -31,6 +30,7 @@ from kakeya.cluster.ray_actors import (
     ProposerActor,
     RegistryActor,
 )
+from kakeya.cluster.replicas import Scaling
 from kakeya.cluster.scaling import Scaler
 from kakeya.errors import ConfigError, Unavailable
 from kakeya.wire import cluster_pb2 as pb

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kakeya.cluster.members import replica_of
-from kakeya.cluster.placement import Scaling, wanted_replicas
+from kakeya.cluster.placement import wanted_replicas
+from kakeya.cluster.replicas import Scaling
 from kakeya.wire import cluster_pb2 as pb
 
 

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kakeya.cluster.placement import Replica
+from kakeya.cluster.replicas import Replica
 
 if TYPE_CHECKING:
     from kakeya.cluster.simulated.moves import Transfer

@@ -2,17 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from kakeya.cluster.placement import (
-    Move,
-    Scaling,
-    Session,
-    choose_home,
-    drain,
-    node_to_remove,
-    place_all,
-    rebalance,
-    wanted_replicas,
-)
+from kakeya.cluster.placement import choose_home, drain, node_to_remove, place_all, rebalance, wanted_replicas
+from kakeya.cluster.replicas import Move, Scaling, Session
 from kakeya.cluster.simulated.home import MODEL, Home, Talk
 from kakeya.cluster.simulated.moves import Moves
 from kakeya.cluster.simulated.world import World

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from random import Random
 from typing import TypeVar
 
-from kakeya.cluster.placement import Plan, Replica, Session
+from kakeya.cluster.replicas import Plan, Replica, Session
 from kakeya.cluster.simulated.clock import Clock
 from kakeya.cluster.simulated.costs import Costs
 from kakeya.cluster.simulated.home import MODEL, Home, Talk
