@@ -30,6 +30,14 @@ console.log(`${session.lastResult.generatedTokenCount} tokens: ${text}`);
 await session.close();
 """
 
+WITHOUT_NODE = {
+    "module": "nodenext",
+    "lib": ["es2023", "esnext.disposable", "dom"],
+    "types": [],
+    "strict": True,
+    "noEmit": True,
+}
+
 
 @pytest.mark.parametrize("title", CASES)
 def test_python(title: str, python: Playing) -> None:
@@ -94,6 +102,10 @@ def test_typescript_installs_into_an_empty_folder(server: str, sdk: Path, tmp_pa
     )
     (folder / "five.js").write_text(FIVE_LINES)
     assert run_node("five.js", server, KEY, folder=folder).startswith("8 tokens: ")
+    # Its types are whole, also for a project that has none of Node's.
+    (folder / "types.ts").write_text('export * from "kakeya";\n')
+    (folder / "tsconfig.json").write_text(json.dumps({"compilerOptions": WITHOUT_NODE}))
+    run_node(str(sdk / "node_modules/typescript/bin/tsc"), folder=folder)
 
 
 def test_typescript_goes_on_after_its_server_was_killed(sdk: Path, tmp_path: Path) -> None:

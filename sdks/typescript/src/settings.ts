@@ -182,7 +182,11 @@ export function checkedTimeout(timeoutMs: number | null | undefined): number | u
   return timeoutMs;
 }
 
-/** What Node's TLS needs. Reads the files. */
+/**
+ * What Node's TLS needs. Reads the files.
+ *
+ * @internal
+ */
 export function tlsSecrets(tls: TLS): { ca?: Buffer; cert?: Buffer; key?: Buffer } {
   const { caFile, certFile, keyFile, ...others } = tls;
   refuseOthers("tls", others);
