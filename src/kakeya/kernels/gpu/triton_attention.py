@@ -167,22 +167,7 @@ def prefill_attention(
     form = launches.prefill_launch(shape.head_dim, layer.pool.itemsize)
     heads = {"HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "D": shape.head_dim}
     heads |= _few(len(table.tiles) * shape.heads, launch)
-    prefilling.prepare_rows[(len(qkv), shape.heads + shape.kv_heads)](
-        qkv,
-        rotations,
-        rotations if layer.query_norm is None else layer.query_norm,
-        rotations if layer.key_norm is None else layer.key_norm,
-        scratch.queries,
-        scratch.sink_queries,
-        scratch.keys,
-        qkv.stride(0),
-        rotations.stride(0),
-        shape.scale,
-        shape.norm_eps,
-        **heads,
-        QK_NORM=layer.query_norm is not None,
-        num_warps=1,
-    )
+    _prepare_rows(qkv, layer, rotations, scratch, heads)
     prefilling.prefill_attention[(len(table.tiles), shape.heads)](
         scratch.queries,
         scratch.sink_queries,
@@ -216,6 +201,29 @@ def prefill_attention(
         qkv.stride(0),
         shape.slots,
         **heads,
+        num_warps=1,
+    )
+
+
+def _prepare_rows(
+    qkv: Tensor, layer: AttentionLayer, rotations: Tensor, scratch: Scratch, heads: dict[str, int]
+) -> None:
+    """Normalize and rotate the queries and keys of prompts."""
+    shape = layer.shape
+    prefilling.prepare_rows[(len(qkv), shape.heads + shape.kv_heads)](
+        qkv,
+        rotations,
+        rotations if layer.query_norm is None else layer.query_norm,
+        rotations if layer.key_norm is None else layer.key_norm,
+        scratch.queries,
+        scratch.sink_queries,
+        scratch.keys,
+        qkv.stride(0),
+        rotations.stride(0),
+        shape.scale,
+        shape.norm_eps,
+        **heads,
+        QK_NORM=layer.query_norm is not None,
         num_warps=1,
     )
 

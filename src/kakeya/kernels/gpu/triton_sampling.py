@@ -30,6 +30,19 @@ def sample(
     assert count <= len(scratch.arrived), f"{count} rows, room for {len(scratch.arrived)}"
     assert scratch.segments.shape[1] == segments_of(vocab), f"scratch for another vocabulary than {vocab}"
     _find_best(logits, rows, sampling, scratch, newest, sampled, launch)
+    _find_cutoff_and_draw(logits, rows, sampling, scratch, newest, sampled, launch)
+
+
+def _find_cutoff_and_draw(
+    logits: Tensor,
+    rows: RowTable,
+    sampling: SamplingTable,
+    scratch: SamplingScratch,
+    newest: Tensor,
+    sampled: Tensor,
+    launch: Mapping[str, bool],
+) -> None:
+    count, vocab = logits.shape
     programs, share = launches.divide_work(triton.cdiv(vocab, SEGMENT), count, _PROGRAMS)
     sizes = {
         "SEGMENT": SEGMENT,
