@@ -75,10 +75,6 @@ class Hibernation:
         with self._lock:
             return sum(self._host.values())
 
-    @property
-    def host_limit(self) -> int:
-        return self._host_limit
-
     def came(self, session: Session) -> None:
         """It has a slab."""
         with self._lock:
