@@ -146,9 +146,39 @@ def test_what_is_not_drafted_is_compared_with_what_comes() -> None:
 
 def test_who_was_wrong_too_often_is_asked_now_and_then() -> None:
     record = Acceptance()
-    assert [record.naps(position) for position in range(5)] == [False, True, True, True, False]
+    assert [record.naps(position, 0.2) for position in range(5)] == [False, True, True, True, False]
     record.count(right=5, wrong=0)
-    assert not any(record.naps(position) for position in range(5))
+    assert not any(record.naps(position, 0.2) for position in range(5))
+    assert record.naps(1, 0.9), "where a row must be right more often than that"
+
+
+def test_few_guesses_are_believed_less_than_many() -> None:
+    few, many = Acceptance(right=2.0, judged=4.0), Acceptance(right=5.0, judged=10.0)
+    assert few.chance == many.chance == 0.5
+    assert few.sure_chance == pytest.approx(0.25)
+    assert many.sure_chance == pytest.approx(0.5 - 0.1 * 2.5**0.5)
+    assert Acceptance(right=3.0, judged=3.0).sure_chance == 1.0
+
+
+def test_in_a_crowd_a_guess_must_be_right_more_often() -> None:
+    lone, crowd = length(costs(r1=1.0, r2=1.0, r3=1.5)), length(costs(r16=1.0, r20=1.2, r24=1.25))
+    assert lone.least_chance(1) == 0.2, "a second row costs nothing"
+    assert crowd.least_chance(16) == pytest.approx(16 * 0.25 / 8), "where rows cost least"
+    assert length(costs()).least_chance(1) == length(costs(r16=1.0)).least_chance(16) == 0.2, (
+        "nothing is known"
+    )
+
+
+def test_drafts_must_be_faster_than_a_device_that_runs_ahead() -> None:
+    decide, offers = length(costs(r1=1.0, r2=1.0, r4=1.1)), [Offer(0.9, 3)]
+    assert decide.counts(1, offers) == [3]
+    decide.learn(1, 1, 0.5, ahead=True)
+    assert decide.counts(1, offers) == [3]
+    decide.learn(1, 1, 0.1, ahead=True)
+    assert decide.counts(1, offers) == [3], "one quick step alone is little to go by"
+    for _ in range(20):
+        decide.learn(1, 1, 0.1, ahead=True)
+    assert decide.counts(1, offers) == [0]
 
 
 def tries(record: Acceptance, steps: range) -> list[int]:
@@ -196,7 +226,7 @@ def test_a_session_begins_with_what_came_out_in_others() -> None:
     assert not begun.is_near(200)
 
 
-def test_what_was_not_measured_is_tried_step_by_step() -> None:
+def test_what_was_not_measured_is_tried_by_degrees() -> None:
     assert length(costs()).counts(1, [Offer(0.95, 8)]) == [0], "nothing is known"
     young = length(costs(r1=1.0))
     found = []
@@ -204,7 +234,9 @@ def test_what_was_not_measured_is_tried_step_by_step() -> None:
         (count,) = young.counts(1, [Offer(0.95, 8)])
         found.append(count)
         young.costs.learn(1 + count, 1.0)
-    assert found == [1, 2, 3, 4, 5, 7]
+    assert found == [1, 3, 7, 8, 8, 8]
+    crowd = length(costs(r16=1.0))
+    assert sum(crowd.counts(16, [Offer(0.95, 8)] * 16)) == 4, "of many rows a few more"
 
 
 def test_what_a_draft_saves_pays_for_its_preparation() -> None:

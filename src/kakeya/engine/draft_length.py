@@ -4,11 +4,12 @@ A step of n streams yields n tokens. A draft of k tokens of which each is right 
 p + p² + … + pᵏ more, and makes the step k rows longer. So many are drafted as make the most tokens a second.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, repeat, takewhile
+from math import sqrt
 from operator import mul
 
 from kakeya.engine.blend import blend
@@ -30,6 +31,7 @@ _COOLING = 8  # steps after its last draft in which the next one is still though
 _STALE = 256  # steps after which a time is forgotten and measured anew
 _FRESH = 16  # steps in which nobody doubts it
 _SURE = 4  # measurements: one alone may be of a bad moment
+_FEW_ROWS = 8
 # Numbers of rows with a time of their own. Between them it is interpolated.
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
@@ -56,6 +58,12 @@ class Acceptance:
         return self.right / self.judged
 
     @property
+    def sure_chance(self) -> float:
+        """The chance less its standard error: of many sessions, those whose guesses were right by luck look
+        as if drafting paid."""
+        return self.chance - sqrt(self.chance * (1 - self.chance) / self.judged)
+
+    @property
     def has_a_chance(self) -> bool:
         """Whether a guess could be worth a row."""
         return self.chance >= _LEAST_CHANCE
@@ -76,9 +84,10 @@ class Acceptance:
         self.count(len(come) if wrong is None else wrong, int(wrong is not None))
         self.watched = None
 
-    def naps(self, position: int) -> bool:
-        """Whether a free proposer that was wrong too often is left alone here: it is tried now and then."""
-        return not self.has_a_chance and position % _NAP != 0
+    def naps(self, position: int, least: float) -> bool:
+        """Whether a free proposer is left alone here, as it is right less often than `least`: it is tried now
+        and then."""
+        return self.chance < least and position % _NAP != 0
 
     def take_heart(self, step: int) -> bool:
         """Called when drafting would not pay: now and then, ever more seldom, think well of it again. Returns
@@ -165,16 +174,27 @@ class StepCosts:
         share = (rows - below) / (above - below)
         return self._seconds[below] * (1 - share) + self._seconds[above] * share
 
+    def growth(self, rows: int) -> float:
+        """How much of a step of so many rows one row more takes, where longer steps cost least."""
+        base, longer = self.seconds(rows), self._known[bisect_right(self._known, rows) :]
+        shares = [(self._seconds[known] / base - 1) / (known - rows) for known in longer]
+        return max(0.0, min(shares, default=0.0))
+
     def doubt(self, rows: int) -> None:
         """Forget what longer steps took some time ago: the machine may have been slow just then."""
         self._keep(lambda known: known <= rows or self._steps - self._learned_at[known] < _FRESH)
 
     @property
     def farthest(self) -> int:
-        """The most rows that may be tried; 0 before any were measured."""
+        """The most rows that may be tried; 0 before any were measured.
+
+        Of few rows twice as many: where two cost much more than one, as on a device, eight may cost no more.
+        """
         if not self._known:
             return 0
-        return _ROWS[min(bisect_left(_ROWS, self._known[-1]) + 1, len(_ROWS) - 1)]
+        most = self._known[-1]
+        following = _ROWS[min(bisect_left(_ROWS, most) + 1, len(_ROWS) - 1)]
+        return max(following, min(2 * most, _FEW_ROWS))
 
     def _forget(self) -> None:
         self._keep(lambda known: self._steps - self._learned_at[known] < _STALE)
@@ -223,13 +243,19 @@ class DraftLength:
     def __init__(self) -> None:
         self.costs = StepCosts()
         self.watching = 0.0
+        self._ahead = StepCosts()
 
-    def learn(self, streams: int, rows: int, seconds: float, *, watched: bool) -> None:
-        """A step of so many streams and `rows` has taken so long; `watched`: hidden states were kept.
+    def learn(
+        self, streams: int, rows: int, seconds: float, *, watched: bool = False, ahead: bool = False
+    ) -> None:
+        """A step of so many streams and `rows` has taken so long; `watched`: hidden states were kept;
+        `ahead`: a device ran ahead, which it cannot do where somebody drafts.
 
-        What that takes must not count as the price of plain decoding, which goes without.
+        What watching takes must not count as the price of plain decoding, which goes without.
         """
-        if not watched:
+        if ahead:
+            self._ahead.learn(rows, seconds)
+        elif not watched:
             self.costs.learn(rows, seconds)
         elif rows > streams:
             self.costs.learn(rows, max(0.0, seconds - self.watching))
@@ -239,6 +265,10 @@ class DraftLength:
     def counts(self, streams: int, offers: Sequence[Offer], price: Price = NOTHING) -> list[int]:
         """How many tokens to draft for each offer in a step of so many streams."""
         return self._best(streams, offers, price)[0]
+
+    def least_chance(self, streams: int) -> float:
+        """What is right less often is not worth a row in a step of so many streams."""
+        return max(_LEAST_CHANCE, streams * self.costs.growth(streams))
 
     def most_a_second(self, streams: int, offer: Offer, price: Price = NOTHING) -> float:
         """Tokens a second where as much of an offer is drafted as pays."""
@@ -253,7 +283,7 @@ class DraftLength:
         guesses.sort()  # the likeliest first, and none before the one that it follows
         gained = list(accumulate(-value for value, _, _ in guesses))
         rounds = list(accumulate((depth for _, depth, _ in guesses), max))
-        best, most_a_second = 0, self._rate(streams, streams, 0.0) * _LEAST_GAIN
+        best, most_a_second = 0, self._plain_rate(streams) * _LEAST_GAIN
         for last in _some(range(min(len(guesses), self.costs.farthest - streams))):
             proposing = rounds[last] * price.a_round + price.a_step
             rate = self._rate(streams + gained[last], streams + last + 1, proposing)
@@ -277,6 +307,11 @@ class DraftLength:
         kept = sum(offer.values())
         proposing = (offer.most * price.a_round + price.a_step) * streams / (streams + kept)
         return self.worth(streams, offer.chance, offer.most) - proposing
+
+    def _plain_rate(self, streams: int) -> float:
+        """Tokens a second where nothing is drafted: then a device may run ahead."""
+        ahead = self._ahead.seconds(streams)
+        return max(self._rate(streams, streams, 0.0), streams / ahead if ahead > 0 else 0.0)
 
     def _rate(self, tokens: float, rows: int, proposing: float) -> float:
         seconds = self.costs.seconds(rows) + proposing

@@ -25,6 +25,7 @@ from kakeya.types import TokenEvent
 log = logging.getLogger(__name__)
 
 _SHORT_ANSWER = 16  # tokens
+_PATIENCE, _FIRST_REST = 2, 8  # steps
 _LATELY = 4  # steps: who has guessed so lately has little to read before a guess
 LimitOf = Callable[[Request, int], int]
 
@@ -43,13 +44,14 @@ class _Guess:
 
     @property
     def offer(self) -> Offer:
-        return Offer(self.acceptance.chance, len(self.tokens))
+        return Offer(self.acceptance.sure_chance, len(self.tokens))
 
 
 class Drafter:
     """Talks to the proposers for the engine. `length` None drafts all that they guess.
 
-    While no guess has a chance it rests for `rest_steps` steps at a time, and a device may run ahead.
+    Where nothing is drafted it rests for some steps, twice as many each time up to `most_rest`, and a device
+    may run ahead.
     """
 
     def __init__(
@@ -57,11 +59,12 @@ class Drafter:
         proposers: Sequence[Proposer],
         vocab_size: int,
         length: DraftLength | None = None,
-        rest_steps: int = 0,
+        most_rest: int = 0,
     ) -> None:
         self._proposers, self._vocab_size, self._length = proposers, vocab_size, length
-        self._rest_steps = rest_steps if length is not None else 0
-        self._resting = self._step = self._streams = 0
+        self._most_rest = most_rest if length is not None else 0
+        self._next_rest = min(_FIRST_REST, self._most_rest)
+        self._resting = self._idle = self._step = self._streams = 0
         self._watched = False  # whether hidden states of the last step were kept
         self._round_seconds = [0.0] * len(proposers)
         self._proposing_seconds = 0.0  # before the last step
@@ -108,13 +111,22 @@ class Drafter:
                     drafts[guess.request] = guess.tokens[:count]
                 else:
                     guess.acceptance.watched = len(guess.request.sequence.tokens), guess.tokens
-        if self._rest_steps and streams and not any(map(_has_a_chance, streams)):
-            self._resting = self._rest_steps
+        if streams:
+            self._perhaps_rest(drafts)
         self._proposing_seconds = time.perf_counter() - began
         return drafts
 
     def _foretell(self, proposer: WorksAhead, request: Request, place: int, _: DraftState) -> None:
         proposer.expect(self._draft_request(request, place, self._proposers[place].max_draft, 1))
+
+    def _perhaps_rest(self, drafts: Mapping[Request, Sequence[int]]) -> None:
+        """What was guessed and not drafted is compared with what has come when the rest is over."""
+        if drafts:
+            self._idle, self._next_rest = 0, min(_FIRST_REST, self._most_rest)
+            return
+        self._idle += 1
+        if self._idle >= _PATIENCE:
+            self._resting, self._next_rest = self._next_rest, min(2 * self._next_rest, self._most_rest)
 
     @property
     def is_resting(self) -> bool:
@@ -129,17 +141,18 @@ class Drafter:
 
     def _ask(self, place: int, waiting: Sequence[Request], limit_of: LimitOf, streams: int) -> list[_Guess]:
         """What the proposer at `place` guesses for those that have no guess yet."""
-        proposer = self._proposers[place]
-        may_nap = self._length is not None and proposer.is_free and not self._rest_steps
+        proposer, length = self._proposers[place], self._length
+        may_nap = length is not None and proposer.is_free and not self._most_rest
+        least = length.least_chance(streams) if length is not None and may_nap else 0.0
         limits: dict[Request, int] = {}
         for request in waiting:
             seat, tokens = _drafts(request).seats[place], request.sequence.tokens
-            seat.acceptance.watch(tokens)
-            if seat.state is None or (may_nap and seat.acceptance.naps(len(tokens))):
+            if seat.state is None or seat.acceptance.naps(len(tokens), least):
                 continue
+            seat.acceptance.watch(tokens)
             if limit := limit_of(request, proposer.max_draft):
                 limits[request] = limit
-        if self._length is not None and not proposer.is_free:
+        if length is not None and not proposer.is_free:
             limits = self._worthwhile(place, limits, streams)
         return self._guesses(place, limits, streams) if limits else []
 
@@ -239,10 +252,11 @@ class Drafter:
 
     # After a step.
 
-    def learn(self, streams: int, rows: int, seconds: float) -> None:
-        """A step of streams alone has taken so long, with its proposing."""
+    def learn(self, streams: int, rows: int, seconds: float, *, ahead: bool) -> None:
+        """A step of streams alone has taken so long, with its proposing; `ahead`: the device ran ahead."""
         if self._length is not None:
-            self._length.learn(streams, rows, seconds - self._proposing_seconds, watched=self._watched)
+            taken = seconds - self._proposing_seconds
+            self._length.learn(streams, rows, taken, watched=self._watched, ahead=ahead)
 
     def judged(self, segment: PlannedSegment, accepted: int) -> None:
         """The verifier kept so many tokens of a segment's draft."""
@@ -315,11 +329,6 @@ def _expected_tokens(request: Request) -> int:
 
 def _show(proposer: Proposer, start: int, shown: Mapping[int, Tensor], state: DraftState) -> None:
     proposer.observe(state, start, shown)
-
-
-def _has_a_chance(request: Request) -> bool:
-    seats = _drafts(request).seats
-    return any(seat.state is not None and seat.acceptance.has_a_chance for seat in seats)
 
 
 def _drafts(request: Request) -> SessionDrafts:

@@ -48,7 +48,7 @@ from kakeya.types import SamplingParams, TokenRange
 
 log = logging.getLogger(__name__)
 # How long a device runs ahead before proposers are asked again, where none of their guesses was right.
-_REST_STEPS = 32
+_MOST_REST = 64
 T = TypeVar("T")
 
 
@@ -71,7 +71,7 @@ class Engine:
         self._backend = backend
         self._config = config
         self._observer = observer
-        rest = _REST_STEPS if backend.runs_ahead else 0
+        rest = _MOST_REST if backend.runs_ahead else 0
         self._drafter = Drafter(proposers, backend.vocab_size, length, rest) if proposers else None
         self._beginnings = Beginnings(
             config.share_beginnings, backend.pool, any_cut=backend.any_cut, observer=observer

@@ -89,16 +89,21 @@ class Stepper:
             self._in_flight = None
             self._judge(step)
         if step is not None:
-            self._learn(step, time.perf_counter() - began)
+            self._learn(step, time.perf_counter() - began, ran_ahead=before is not None)
 
-    def _learn(self, step: _Step, seconds: float) -> None:
-        """A step has taken so long, with its planning."""
+    def _learn(self, step: _Step, seconds: float, *, ran_ahead: bool) -> None:
+        """A step has taken so long, with its planning; `ran_ahead`: the one before it was judged meanwhile.
+
+        The first step of those that run ahead was only launched, and one behind them waited for the last:
+        such times say nothing.
+        """
         self._scheduler.learn(seconds)
         if self._own_drafts is not None and step.may_be_followed:
             self._own_drafts.learn(len(step.segments), step.own_drafts, seconds)
-        if self._drafter is not None and all(s.logit_rows == s.rows for s in step.segments):
+        is_whole = step.may_be_followed == ran_ahead
+        if self._drafter is not None and is_whole and all(s.logit_rows == s.rows for s in step.segments):
             rows = sum(segment.rows for segment in step.segments)
-            self._drafter.learn(len(step.segments), rows, seconds)
+            self._drafter.learn(len(step.segments), rows, seconds, ahead=ran_ahead)
 
     def _plan(self) -> Sequence[PlannedSegment]:
         ready = self._scheduler.ready()
