@@ -4,18 +4,22 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from kakeya.bench.acceptance_curve import LARGE, Gain, gates
-from kakeya.bench.gpu.foretold import Foretold
+from kakeya.bench.gpu.foretold import Foretold, SureCheckpoint
+from kakeya.bench.gpu.shapes import SHAPES
 from kakeya.bench.registry import shown
 from kakeya.bench.report import Report, as_json
 from kakeya.bench.runner import main_chart
 from kakeya.bench.speculation import NOT_MEASURED, Speculation, SpeculationResults
 from kakeya.bench.stats import Samples
 from kakeya.bench.tables import Chart, Table
+from kakeya.config import CacheConfig, EngineConfig
 from kakeya.engine.proposer import DraftRequest
 from kakeya.errors import ConfigError
-from kakeya.types import Numerics
+from kakeya.runtime import Runtime
+from kakeya.types import KernelChoice, SamplingParams, TokenEvent
 
 
 def gain(acceptance: float, blocks: float, as_it_pays: float = 1.0, **changes: Any) -> Gain:
@@ -97,9 +101,17 @@ def test_a_shape_that_nobody_knows_is_refused_before_anything_is_fetched() -> No
         curve.check(picture=False)
 
 
-def test_what_is_foretold_is_computed_exactly_unless_told() -> None:
-    assert Speculation(acceptances="1").presets()["numerics"] is Numerics.EXACT
-    assert "numerics" not in Speculation().presets()
+@pytest.mark.parametrize("shape, said", [("tiny-qwen3", [18, 19, 20, 21]), ("tiny-llama", [17] * 4)])
+def test_random_weights_say_one_token_far_more_surely_than_others(shape: str, said: list[int]) -> None:
+    checkpoint = SureCheckpoint(SHAPES[shape], torch.device("cpu"))
+    config = EngineConfig(capacity=1, cache=CacheConfig(window=32), kernels=KernelChoice.TORCH, threads=1)
+    with Runtime.open(checkpoint, config, name=shape, proposers=()) as runtime:
+        session = runtime.create_session()
+        runtime.append(session, [3, 50, 17])
+        events = list(runtime.generate(session, 4, SamplingParams(logprobs=1)))
+    tokens = [event for event in events if isinstance(event, TokenEvent)]
+    assert [token.token_id for token in tokens] == said
+    assert all(token.logprob is not None and token.logprob > -0.01 for token in tokens)
 
 
 def test_a_run_over_random_weights(tiny: dict[str, Any], measure: Callable[..., Any]) -> None:

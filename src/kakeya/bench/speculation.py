@@ -48,8 +48,6 @@ QUICK = {"kinds": "chat,copy", "sessions": "1,2", "temperatures": "0", "max_toke
 RTTS = "0,1,5,15,30,60,100,150"
 SWEEP = {"kinds": "code", "sessions": "1", "temperatures": "0"}
 QUICK_SWEEP = {"rtts": "0,15"}
-# Random weights choose between tokens that are nearly alike, so only exact bits say the foretold ones again.
-CURVE = {"numerics": Numerics.EXACT}
 SHAPE = "smollm2-135m"
 _PLAIN, _DRAFTING = "plain", "drafting"
 
@@ -165,8 +163,8 @@ class Speculation(EngineBenchmark[SpeculationResults]):
                 raise ConfigError(f"proposers are compared with none: leave {written!r} out")
 
     def presets(self) -> dict[str, Any]:
-        sweep, curve = SWEEP if self.rtt_sweep else {}, CURVE if self.acceptances else {}
-        return (QUICK if self.quick else {}) | sweep | curve | (QUICK_SWEEP if sweep and self.quick else {})
+        sweep = SWEEP if self.rtt_sweep else {}
+        return (QUICK if self.quick else {}) | sweep | (QUICK_SWEEP if sweep and self.quick else {})
 
     def drafting(self) -> list[str]:
         return self.proposers.split(",")

@@ -1,7 +1,8 @@
 """A proposer of a chosen acceptance: it knows what plain decoding says, and errs at a set rate.
 
 What it gains at each rate is what any proposer as good as that can gain, if it costs nothing. Weights are
-random: what a step costs does not depend on them.
+random: what a step costs does not depend on them. But each token has one successor that is far likelier than
+all others, or else a longer step, which rounds otherwise, would choose another one.
 """
 
 import random
@@ -24,6 +25,20 @@ from kakeya.types import BackendChoice, ShareBeginnings, TokenEvent
 
 _PROMPT_TOKENS = 32
 _KEY = 8  # first tokens that tell prompts apart
+
+
+# How much larger than other weights embeddings are: so the last token outweighs what the layers make of it.
+_EMBEDDING = 500.0
+_EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+class SureCheckpoint(RandomCheckpoint):
+    """Random weights that say the vocabulary's next token after each, or the same one if the head is tied."""
+
+    def tensor(self, name: str, order: Tensor | None = None) -> Tensor:
+        if name == _HEAD:
+            return self.tensor(_EMBEDDINGS, order).roll(1, 0)
+        return super().tensor(name, order) * (_EMBEDDING if name == _EMBEDDINGS else 1)
 
 
 class Nothing:
@@ -93,7 +108,7 @@ def measured_gains(
     shape = SHAPES[shape_name]
     config = replace(config, capacity=max(counts), share_beginnings=ShareBeginnings.OFF, proposer=NO_PROPOSER)
     is_cuda = chosen_backend(config).backend is BackendChoice.CUDA
-    checkpoint = RandomCheckpoint(shape, torch.device("cuda" if is_cuda else "cpu"))
+    checkpoint = SureCheckpoint(shape, torch.device("cuda" if is_cuda else "cpu"))
     foretold = Foretold(config.draft_tokens, shape.model.vocab_size)
     with ExitStack() as stack:
 
