@@ -146,10 +146,16 @@ def test_what_is_not_drafted_is_compared_with_what_comes() -> None:
 
 def test_who_was_wrong_too_often_is_asked_now_and_then() -> None:
     record = Acceptance()
-    assert [record.naps(position, 0.2) for position in range(5)] == [False, True, True, True, False]
+
+    def asked(least: float, streams: int) -> list[int]:
+        return [position for position in range(40) if not record.naps(position, least, streams)]
+
+    assert asked(0.2, streams=1) == list(range(0, 40, 4))
+    assert asked(0.2, streams=10) == [0, 10, 20, 30]
+    assert asked(0.2, streams=99) == [0, 16, 32]
     record.count(right=5, wrong=0)
-    assert not any(record.naps(position, 0.2) for position in range(5))
-    assert record.naps(1, 0.9), "where a row must be right more often than that"
+    assert asked(0.2, streams=1) == list(range(40))
+    assert len(asked(0.9, streams=1)) == 10, "where a row must be right more often than that"
 
 
 def test_few_guesses_are_believed_less_than_many() -> None:

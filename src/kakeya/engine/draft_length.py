@@ -24,7 +24,7 @@ _SILENCE = 0.98  # what a step without a guess leaves of its chance
 _LEAST_CHANCE = 0.2  # below it no guess is worth a row anywhere
 _LEAST_VALUE = 0.05  # tokens: below it a guess behind others is not worth one
 _LEAST_GAIN = 1.03  # what is less is noise
-_NAP = 4  # tokens
+_NAP, _LONGEST_NAP = 4, 16  # tokens
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 512  # steps between two tries of a proposer that does not pay
 _COOLING = 8  # steps after its last draft in which the next one is still thought to be near
 
@@ -84,10 +84,10 @@ class Acceptance:
         self.count(len(come) if wrong is None else wrong, int(wrong is not None))
         self.watched = None
 
-    def naps(self, position: int, least: float) -> bool:
+    def naps(self, position: int, least: float, streams: int) -> bool:
         """Whether a free proposer is left alone here, as it is right less often than `least`: it is tried now
-        and then."""
-        return self.chance < least and position % _NAP != 0
+        and then, in a crowd more seldom, as asking for one takes time of all."""
+        return self.chance < least and position % min(max(_NAP, streams), _LONGEST_NAP) != 0
 
     def take_heart(self, step: int) -> bool:
         """Called when drafting would not pay: now and then, ever more seldom, think well of it again. Returns

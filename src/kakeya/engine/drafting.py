@@ -147,7 +147,7 @@ class Drafter:
         limits: dict[Request, int] = {}
         for request in waiting:
             seat, tokens = _drafts(request).seats[place], request.sequence.tokens
-            if seat.state is None or seat.acceptance.naps(len(tokens), least):
+            if seat.state is None or seat.acceptance.naps(len(tokens), least, streams):
                 continue
             seat.acceptance.watch(tokens)
             if limit := limit_of(request, proposer.max_draft):
