@@ -115,7 +115,8 @@ class Naive:
                 chosen |= places
                 ends.append(self.pages[page].stop)
             texts.add(text)
-        room = recall // 2 if 2 * len(chosen) <= recall else recall
+        is_asked_for = 10 * top >= 3 * sum(best.values())
+        room = recall // 2 if is_asked_for and 2 * len(chosen) <= recall else recall
         return sorted(self.continued(chosen, sorted(ends, reverse=True), hidden, room))
 
     def is_told_anew(self, page: int, pages: list[int], weights: dict[int, int]) -> bool:

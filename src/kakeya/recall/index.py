@@ -157,11 +157,11 @@ class RecallIndex:
         weights = weigh(terms_of(self._text(asked)), self._postings, len(self._starts))
         first = max(0, bisect_right(self._starts, hidden.start) - 1)
         last = min(bisect_left(self._starts, hidden.end), len(self._starts))
-        best = best_pages(weights, self._postings, range(first, last))
+        best, is_asked_for = best_pages(weights, self._postings, range(first, last))
         read = [(page, self._text(self._of_page(history, page))) for page in best[:READ]]
         best[:READ] = up_to_date(read, weights)
         pages = [Page(self._range(page), self._digests[page]) for page in best]
-        return fill(hidden, recall, remembered, pages)
+        return fill(hidden, recall, remembered, pages, twice=is_asked_for)
 
     def _text(self, token_ids: Sequence[int]) -> str:
         return self._vocabulary.text(np.asarray(token_ids, dtype=np.int32))
