@@ -24,8 +24,9 @@ LIKE_THE_BEST = (4, 5)
 # or if terms that no better page holds are worth so much of that, as a second thing that is asked for, or as
 # much as the two heaviest.
 MORE_THAN_THE_BEST = (1, 4)
-# What is asked for holds so much of what all terms of the question are worth; what only resembles it, less.
-ASKED_FOR = (3, 10)
+# The best page must hold so much of what all terms of the question are worth. Any text shares some words with
+# its past: it is better continued behind what came first than behind a page that only resembles it.
+ASKED_FOR = (1, 5)
 # What followed a page is added by so many tokens at a time.
 FOLLOWING = 64
 _PAGE_BITS = 32
@@ -38,14 +39,6 @@ class Match(NamedTuple):
     score: int
     page: int
     terms: int
-
-
-class Best(NamedTuple):
-    """The pages that a question is about, the best first; and whether that one is what it asks for, or only
-    has a few of its words."""
-
-    pages: list[int]
-    is_asked_for: bool
 
 
 @dataclass(frozen=True)
@@ -81,17 +74,19 @@ def weigh(terms: Sequence[tuple[int, int | None]], postings: Postings, all_pages
     return dict(sorted(weights.items(), key=lambda each: -each[1])[:QUERY_TERMS])
 
 
-def best_pages(weights: Mapping[int, int], postings: Postings, candidates: range) -> Best:
-    """The candidates that a question is about, the newer first among equals."""
+def best_pages(weights: Mapping[int, int], postings: Postings, candidates: range) -> list[int]:
+    """The candidates that a question is about, the best first, the newer first among equals. None where the
+    best one holds too little of it."""
     if not weights:
-        return Best([], is_asked_for=False)
+        return []
     found = postings.find(list(weights))
     # Page before term in one number: a sort brings the terms of a page together.
     held = [found.pages(term, NEWEST_PAGES) << _PAGE_BITS | term for term in range(len(weights))]
     worth = np.array(list(weights.values()), dtype=np.int64)
     matches = _matches(np.concatenate(held), worth, candidates)
-    is_asked_for = bool(matches) and is_share(matches[0].score, ASKED_FOR, int(worth.sum()))
-    return Best(_worth_their_place(matches, worth), is_asked_for)
+    if not matches or not is_share(matches[0].score, ASKED_FOR, int(worth.sum())):
+        return []
+    return _worth_their_place(matches, worth)
 
 
 def _distances(terms: Sequence[tuple[int, int | None]]) -> dict[int, int]:
@@ -153,13 +148,12 @@ def is_share(part: int, share: tuple[int, int], whole: int) -> bool:
 
 
 def fill(
-    hidden: TokenRange, room: int, remembered: Sequence[TokenRange], pages: Iterable[Page], *, twice: bool
+    hidden: TokenRange, room: int, remembered: Sequence[TokenRange], pages: Iterable[Page]
 ) -> tuple[TokenRange, ...]:
-    """As much as there is room for: what to remember, the newest first, then the pages as they come, then
-    what followed these. With `twice`, as long as all of it fits twice.
+    """As much as there is room for: what to remember, the newest first, then the pages as they come.
 
-    What is chosen comes again where there is room. A small model tells a fact that it sees twice from others
-    that are like it; ordinary text is better continued behind more of what came before.
+    What followed these is added as long as all of it fits twice: what is chosen comes again where there is
+    room, and a small model tells a fact that it sees twice from others that are like it.
     """
     chosen: tuple[TokenRange, ...] = ()
     for each in sorted(remembered, reverse=True):
@@ -172,7 +166,7 @@ def fill(
             before, chosen = chosen, _with(chosen, page.range, hidden, room)
             if chosen != before:
                 ends.append(page.range.end)
-    fits_twice = twice and 2 * _tokens(chosen) <= room
+    fits_twice = 2 * _tokens(chosen) <= room
     return _continued(chosen, sorted(ends, reverse=True), hidden, room // 2 if fits_twice else room)
 
 

@@ -147,7 +147,7 @@ class RecallIndex:
 
         `history` is what the index was told; it may have grown since. The ranges lie between what is pinned
         and what the token at `length` sees, in order of time, and do not overlap. `remembered` ones come
-        first. Nothing while nothing is out of sight, and where no page shares a word with the question: what
+        first. Nothing while nothing is out of sight, and where no page shares enough with the question: what
         is there may then stay.
         """
         if length <= pinned + recall + window:
@@ -157,11 +157,11 @@ class RecallIndex:
         weights = weigh(terms_of(self._text(asked)), self._postings, len(self._starts))
         first = max(0, bisect_right(self._starts, hidden.start) - 1)
         last = min(bisect_left(self._starts, hidden.end), len(self._starts))
-        best, is_asked_for = best_pages(weights, self._postings, range(first, last))
+        best = best_pages(weights, self._postings, range(first, last))
         read = [(page, self._text(self._of_page(history, page))) for page in best[:READ]]
         best[:READ] = up_to_date(read, weights)
         pages = [Page(self._range(page), self._digests[page]) for page in best]
-        return fill(hidden, recall, remembered, pages, twice=is_asked_for)
+        return fill(hidden, recall, remembered, pages)
 
     def _text(self, token_ids: Sequence[int]) -> str:
         return self._vocabulary.text(np.asarray(token_ids, dtype=np.int32))
