@@ -61,12 +61,7 @@ class Acceptance:
     def sure_chance(self) -> float:
         """The chance less its standard error: of many sessions, those whose guesses were right by luck look
         as if drafting paid."""
-        return self.chance - sqrt(self.chance * (1 - self.chance) / self.judged)
-
-    @property
-    def has_a_chance(self) -> bool:
-        """Whether a guess could be worth a row."""
-        return self.chance >= _LEAST_CHANCE
+        return self.chance - sqrt(max(0.0, self.chance * (1 - self.chance)) / self.judged)
 
     def count(self, right: int, wrong: int) -> None:
         """So many guesses in a row were right; then `wrong`, 0 or 1, was not."""
@@ -177,6 +172,8 @@ class StepCosts:
     def growth(self, rows: int) -> float:
         """How much of a step of so many rows one row more takes, where longer steps cost least."""
         base, longer = self.seconds(rows), self._known[bisect_right(self._known, rows) :]
+        if base <= 0:
+            return 0.0
         shares = [(self._seconds[known] / base - 1) / (known - rows) for known in longer]
         return max(0.0, min(shares, default=0.0))
 
