@@ -72,8 +72,8 @@ def test_responses_chain(addresses: Addresses) -> None:
     shares = re.findall(r"\((\d+) of (\d+) tokens were not computed again\)", "\n".join(printed))
     first, happy, sad = ((int(cached), int(whole)) for cached, whole in shares)
     assert first[0] == 0
-    # Both went on from the same place: neither computed the beginning again.
-    assert happy[0] == sad[0] > 0
+    # Both went on behind the first answer. Their messages begin alike: the second may copy that as well.
+    assert min(happy[0], sad[0]) > first[1]
     assert happy[0] < happy[1]
 
 
