@@ -11,6 +11,7 @@ from kakeya.cli import train
 from kakeya.cli.console import Screen
 from kakeya.models.drafter import read_drafter
 from kakeya.training import trainer
+from kakeya.training.settings import DataSettings, NetworkSettings
 from support.programs import Run
 from support.tiny import write_chat_model
 
@@ -67,6 +68,7 @@ def test_conversations_alone(run: Run, small: list[str], tmp_path: Path) -> None
         (["--backend", "mlx"], "training does not run on mlx; choose --backend cpu or cuda"),
         (["--output", "/nowhere/it"], "there is no directory /nowhere"),
         (["--sessions", "0"], "sessions must be at least 1, got 0"),
+        (["--openings", "/nowhere/it"], "the openings cannot be read from /nowhere/it: "),
     ],
 )
 def test_wrong_settings_are_one_line(run: Run, small: list[str], flags: list[str], message: str) -> None:
@@ -88,6 +90,17 @@ def test_minutes_and_defaults(small: list[str], tmp_path: Path) -> None:
     assert (request.training.steps, request.training.minutes) == (None, 2.0)
     assert (request.training.batch, request.training.anchors, request.engine.capacity) == (8, 32, 16)
     assert train._request(train.DrafterOptions(output=tmp_path / "it")).training.steps == 3000
+
+
+def test_openings_and_the_network_are_as_told(tmp_path: Path) -> None:
+    (tmp_path / "words").write_text("Was ist\n\n  Wie \n")
+    asked = train.DrafterOptions(
+        output=tmp_path / "it", openings=tmp_path / "words", width=64, draft_vocab=100
+    )
+    request = train._request(asked)
+    assert request.data.openings == ("Was ist", "Wie")
+    assert request.network == NetworkSettings(width=64, draft_vocab=100)
+    assert train._request(train.DrafterOptions(output=tmp_path / "it")).data == DataSettings()
 
 
 def test_a_terminal_gets_bars(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

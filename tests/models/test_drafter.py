@@ -25,9 +25,12 @@ CONFIG = DrafterConfig(
     num_kv_heads=2,
     head_dim=4,
     vocab_size=64,
+    draft_vocab_size=64,
     norm_eps=1e-5,
     verifier="of a test",
 )
+
+ALL = torch.arange(64)
 
 
 def tensors_of(config: DrafterConfig) -> dict[str, torch.Tensor]:
@@ -38,7 +41,7 @@ def tensors_of(config: DrafterConfig) -> dict[str, torch.Tensor]:
 def test_what_is_written_comes_back(tmp_path: Path, kind: str) -> None:
     config = replace(CONFIG, kind=kind)  # type: ignore[arg-type]
     tensors = tensors_of(config)
-    write_drafter(tmp_path / "it", config, tensors, {"licence": "ours"})
+    write_drafter(tmp_path / "it", config, tensors, ALL, {"licence": "ours"})
     stored = read_drafter(tmp_path / "it")
     assert stored.config == config
     assert stored.notes == {"licence": "ours"}
@@ -50,10 +53,36 @@ def test_what_is_written_comes_back(tmp_path: Path, kind: str) -> None:
     assert (error <= matrix.abs().amax(1, keepdim=True) / 254 + 1e-7).all()  # half a step of 8 bits
 
 
+def test_the_tokens_that_it_can_guess_come_back(tmp_path: Path) -> None:
+    config, ids = replace(CONFIG, draft_vocab_size=3), torch.tensor([2, 5, 63])
+    write_drafter(tmp_path / "it", config, tensors_of(config), ids, {})
+    assert read_drafter(tmp_path / "it").draft_vocab.tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("ids", [[], [2, 5], [2, 5, 5], [5, 2, 9], [-1, 2, 5], [2, 5, 64]])
+def test_damaged_ids_of_guesses_are_named(tmp_path: Path, ids: list[int]) -> None:
+    config = replace(CONFIG, draft_vocab_size=3)
+    write_drafter(tmp_path / "it", config, tensors_of(config), torch.tensor(ids, dtype=torch.int32), {})
+    with pytest.raises(CorruptCheckpoint, match="draft_vocab must be 3 ascending ids below 64"):
+        read_drafter(tmp_path / "it")
+
+
+def test_a_first_version_can_guess_all_tokens(tmp_path: Path) -> None:
+    write_drafter(tmp_path / "it", CONFIG, tensors_of(CONFIG), ALL, {})
+    with safe_open(tmp_path / "it", framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys() if name != "draft_vocab"}
+        metadata = file.metadata()
+    old = json.loads(metadata["config"])
+    del old["draft_vocab_size"]
+    save_file(tensors, tmp_path / "old", metadata | {"version": "1", "config": json.dumps(old)})
+    stored = read_drafter(tmp_path / "old")
+    assert (stored.config, stored.draft_vocab.tolist()) == (CONFIG, ALL.tolist())
+
+
 def test_a_row_of_zeros_stays_one(tmp_path: Path) -> None:
     tensors = tensors_of(CONFIG)
     tensors["layers.0.down"][3] = 0.0
-    write_drafter(tmp_path / "it", CONFIG, tensors, {})
+    write_drafter(tmp_path / "it", CONFIG, tensors, ALL, {})
     assert not read_drafter(tmp_path / "it").tensors["layers.0.down"][3].any()
 
 
@@ -66,7 +95,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     ("metadata", "complaint"),
     [
         ({}, "is not a kakeya-drafter file"),
-        ({"format": FORMAT, "version": "0"}, "of version 1"),
+        ({"format": FORMAT, "version": "0"}, "of version 1 or 2"),
         ({"format": FORMAT, "version": VERSION}, "configuration is damaged"),
         ({"format": FORMAT, "version": VERSION, "config": "{}"}, "configuration is damaged: KeyError"),
         (
@@ -86,7 +115,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, metadata: dict[str, str], com
 
 
 def test_a_matrix_without_its_scales_is_refused(tmp_path: Path) -> None:
-    write_drafter(tmp_path / "it", CONFIG, tensors_of(CONFIG), {})
+    write_drafter(tmp_path / "it", CONFIG, tensors_of(CONFIG), ALL, {})
     with safe_open(tmp_path / "it", framework="pt") as file:
         metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
     del tensors["fuse.weight.scale"]

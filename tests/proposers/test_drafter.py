@@ -17,7 +17,7 @@ from kakeya.engine.proposer import DraftRequest
 from kakeya.engine.sampler import SampleRequest
 from kakeya.models.drafter import DrafterConfig, DrafterKind, read_drafter
 from kakeya.proposers.draft_states import WAITING, DrafterState, state_bytes
-from kakeya.proposers.drafter import TrainedDrafter
+from kakeya.proposers.drafter import TrainedDrafter, head_rows
 from kakeya.types import DType, KernelChoice, SamplingParams, TokenEvent, WeightFormat
 from support import tiny
 
@@ -112,16 +112,16 @@ class Heard:
 
     backend: CpuBackend
     heard: list[Tensor] = field(default_factory=list)
-    matmuls: int = 0
+    choices: int = 0
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return self.backend.embed(token_ids)
 
     def logits(self, normed: Tensor) -> Tensor:
-        self.matmuls += 1
         return self.backend.logits(normed)
 
     def choose(self, logits: Tensor, requests: Sequence[SampleRequest]) -> list[TokenEvent]:
+        self.choices += 1
         self.heard.append(logits.clone())
         return self.backend.choose(logits, requests)
 
@@ -135,14 +135,21 @@ class Bench:
     """A drafter, its verifier and its reference. Hidden states are random, a row for each position."""
 
     def __init__(
-        self, directory: Path, path: Path, kind: DrafterKind, config: EngineConfig = FLOATS, layers: int = 2
+        self,
+        directory: Path,
+        path: Path,
+        kind: DrafterKind,
+        config: EngineConfig = FLOATS,
+        layers: int = 2,
+        guessable: int = tiny.VOCAB,
     ) -> None:
         decoder = tiny.load(directory, config)
-        shape = {"block": BLOCK, "layers": layers, "intermediate_size": 64}
+        shape = {"block": BLOCK, "layers": layers, "intermediate_size": 64, "draft_vocab_size": guessable}
         stored = read_drafter(tiny.write_random_drafter(path / "drafter", decoder.config, kind, **shape))
         self.verifier = Heard(tiny.make_backend(decoder, config))
         kernels = native.load(config.kernels)
         self.drafter = TrainedDrafter(stored, self.verifier, decoder.config, config, kernels)
+        self.ids = stored.draft_vocab
         self.reference = Reference(directory, stored.config, stored.tensors)
         self.outputs = torch.randn(200, 2 * HIDDEN, generator=torch.Generator().manual_seed(3))
 
@@ -232,9 +239,10 @@ def test_sessions_together_are_as_alone(
     bench = Bench(directory, tmp_path, kind, config)
     asked = [(range(7), 3), (range(20), BLOCK), (range(4, 6), 1), (range(30), 2)]
     requests = [bench.request(bench.shown(span), span[-1], limit, sampling=sampling) for span, limit in asked]
-    before = bench.verifier.matmuls
+    before = bench.verifier.choices
     together = bench.guess(*requests)
-    assert bench.verifier.matmuls - before == (BLOCK if kind == "steps" else 1)
+    if kind == "steps":
+        assert bench.verifier.choices - before == BLOCK
     assert [len(guess) for guess in together] == [limit for _, limit in asked]
     assert together == [bench.guess(request)[0] for request in requests]
 
@@ -247,6 +255,43 @@ def test_guesses_are_drawn_with_the_numbers_of_their_positions(directory: Path, 
     requests = [SampleRequest(sampling, first + index) for index in range(BLOCK)]
     assert guessed == [event.token_id for event in bench.verifier.choose(logits, requests)]
     assert guessed != logits.argmax(1).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_guesses_among_the_tokens_that_it_knows(
+    directory: Path, tmp_path: Path, kind: DrafterKind
+) -> None:
+    bench = Bench(directory, tmp_path, kind, guessable=tiny.VOCAB // 2)
+    (guessed,) = bench.guess(bench.request(bench.shown(range(9)), 8))
+    heard = torch.cat(bench.verifier.heard)
+    assert guessed == [int(bench.ids[row[bench.ids].argmax()]) for row in heard]
+    first = bench.expected([range(9)], 8, 1)
+    torch.testing.assert_close(heard[:1, bench.ids].double(), first[:, bench.ids], rtol=1e-4, atol=1e-4)
+    others = torch.ones(tiny.VOCAB, dtype=torch.bool).index_fill(0, bench.ids, value=False)
+    assert (heard[:, others] < -1e20).all()
+
+
+def test_a_grammar_may_leave_none_of_the_tokens_that_it_knows(directory: Path, tmp_path: Path) -> None:
+    """Then it guesses what the grammar allows."""
+    bench = Bench(directory, tmp_path, "steps", guessable=tiny.VOCAB // 2)
+    unknown = next(token for token in range(tiny.VOCAB) if token not in bench.ids.tolist())
+    mask = (1 << unknown).to_bytes(-(-tiny.VOCAB // 8), "little")
+    logits = bench.drafter._logits(torch.randn(1, HIDDEN))
+    request = SampleRequest(SamplingParams(), 3, mask=mask)
+    assert [event.token_id for event in bench.verifier.choose(logits, [request])] == [unknown]
+
+
+def test_rows_of_a_head_of_its_own_are_found(directory: Path) -> None:
+    """A verifier whose head is not its embedding is only asked for logits."""
+    model = replace(tiny.load(directory, FLOATS).config, tied_head=False)
+    head = torch.randn(tiny.VOCAB, model.hidden_size)
+
+    class Untied(Heard):
+        def logits(self, normed: Tensor) -> Tensor:
+            return normed @ head.T
+
+    ids = torch.tensor([3, 9, 11])
+    torch.testing.assert_close(head_rows(Untied(None), model, ids), head[ids])  # type: ignore[arg-type]
 
 
 def test_what_it_was_not_shown_it_does_not_guess_for(directory: Path, tmp_path: Path) -> None:

@@ -220,7 +220,9 @@ def test_a_drafter_is_opened_by_its_path(
     weights, each = proposer_memory(asked, open_checkpoint(model), "tiny")
     assert loaded.facts.proposer == asked.proposer
     assert loaded.facts.proposer_bytes == each * asked.capacity > 0
-    assert weights == pytest.approx(drafter.stat().st_size, rel=0.2)
+    shape = read_drafter(drafter).config
+    head = shape.draft_vocab_size * shape.hidden_size
+    assert weights - head == pytest.approx(drafter.stat().st_size, rel=0.25)
     assert not caplog.records
 
 

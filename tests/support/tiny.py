@@ -261,6 +261,7 @@ def random_drafter(model: ModelConfig, kind: DrafterKind = "steps", **changes: o
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         vocab_size=model.vocab_size,
+        draft_vocab_size=model.vocab_size,
         norm_eps=model.norm_eps,
         verifier="tiny",
     )
@@ -270,7 +271,10 @@ def random_drafter(model: ModelConfig, kind: DrafterKind = "steps", **changes: o
         name: torch.randn(size, generator=generator) * 0.3 + (len(size) == 1)
         for name, size in shape.shapes.items()
     }
-    return StoredDrafter(shape, tensors, {}, "00" * 32)
+    draft_vocab = (
+        torch.randperm(shape.vocab_size, generator=generator)[: shape.draft_vocab_size].sort().values
+    )
+    return StoredDrafter(shape, tensors, draft_vocab, {}, "00" * 32)
 
 
 def write_random_drafter(
@@ -278,7 +282,7 @@ def write_random_drafter(
 ) -> Path:
     """The file of one."""
     drafter = random_drafter(model, kind, **changes)
-    write_drafter(path, drafter.config, drafter.tensors, {})
+    write_drafter(path, drafter.config, drafter.tensors, drafter.draft_vocab, {})
     return path
 
 

@@ -18,6 +18,7 @@ from kakeya.training.conversations import (
     Conversation,
     Conversations,
     answers_in,
+    frequent_tokens,
     seed_of,
     temperature_of,
 )
@@ -100,7 +101,8 @@ def make_network(
 
 def chosen(shared: SharedParts, state: Tensor, conversation: Conversation, position: int, seed: int) -> int:
     sampling = SamplingParams(temperature=temperature_of(conversation.number), seed=seed)
-    return sample(shared.logits(state[None]), [SampleRequest(sampling, position)])[0].token_id
+    place = sample(shared.logits(state[None]), [SampleRequest(sampling, position)])[0].token_id
+    return int(shared.draft_vocab[place])
 
 
 def plain_draft(
@@ -127,14 +129,18 @@ def plain_draft(
     return guesses
 
 
+@pytest.mark.parametrize("guessable", [1000, 20])
 @pytest.mark.parametrize("kind", ["steps", "block"])
 def test_drafts_of_all_positions_are_those_of_each(
     kind: str,
+    guessable: int,
     conversations: Conversations,
     shared: SharedParts,
     store: FeatureStore,
     make_network: Callable[[str], Network],
 ) -> None:
+    frequent = frequent_tokens(conversations.items, guessable, shared.model.vocab_size)
+    shared = shared.guessing(torch.from_numpy(frequent))
     network, held_out = make_network(kind), conversations.items[:HELD_OUT]
     kernels = load_gpu_kernels(CPU, KernelChoice.AUTO)
     walked = Examiner(conversations, held_out, store, shared, kernels).examine(network, [2, 4])

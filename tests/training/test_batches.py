@@ -89,6 +89,23 @@ def test_targets_follow_their_anchors(load: Load, standard: Standard, checkpoint
     assert shown.targets.counts.any(-1).any(-1).all()
 
 
+def test_tokens_that_cannot_be_guessed_do_not_count(
+    load: Load, standard: Standard, checkpoint: Checkpoint
+) -> None:
+    """Others are told by their places in the draft vocabulary, and taught over it."""
+    whole = SharedParts.of(checkpoint, torch.device("cpu"), torch.float32)
+    batch = Batches(TRAINING, [range(12)], load).at(0, margin_of(PLACES))
+    expected = examples(batch, whole, standard, TRAINING, PLACES, step=0).targets
+    ids = expected.tokens[expected.counts].unique()[::2]
+    shared = whole.guessing(ids)
+    targets = examples(batch, shared, standard, TRAINING, PLACES, step=0).targets
+    guessable = torch.isin(expected.tokens, ids)
+    assert torch.equal(targets.counts, expected.counts & guessable)
+    assert 0 < targets.counts.sum() < expected.counts.sum()
+    assert torch.equal(ids[targets.tokens[targets.counts]], expected.tokens[targets.counts])
+    torch.testing.assert_close(shared.logits(targets.teacher), whole.logits(targets.teacher)[..., ids])
+
+
 def test_anchors_vary_with_the_step(load: Load, standard: Standard, checkpoint: Checkpoint) -> None:
     shared = SharedParts.of(checkpoint, torch.device("cpu"), torch.float32)
     batch = Batches(TRAINING, [range(12)], load).at(0, margin_of(PLACES))

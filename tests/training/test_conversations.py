@@ -15,7 +15,9 @@ from kakeya.training.conversations import (
     Conversation,
     Conversations,
     answers_in,
+    frequent_tokens,
     loop_end,
+    opening_of,
     read_conversations,
     temperature_of,
     trained_length,
@@ -93,6 +95,26 @@ def test_half_of_the_answers_are_greedy() -> None:
     assert [temperatures.count(each) for each in (0.0, 0.7, 1.0)] == [50, 30, 20]
 
 
+def test_most_first_users_begin_as_people_do() -> None:
+    """Three of four, with each opening in turn, at every temperature; none where there are none."""
+    settings = replace(SETTINGS, openings=("What is", "How"))
+    openings = [opening_of(settings, number) for number in range(80)]
+    assert [openings.count(each) for each in ("", "What is", "How")] == [20, 30, 30]
+    for opening in ("", "What is", "How"):
+        numbers = [number for number, each in enumerate(openings) if each == opening]
+        assert {temperature_of(number) for number in numbers} == {0.0, 0.7, 1.0}
+    assert not opening_of(replace(SETTINGS, openings=()), 15)
+
+
+def test_frequent_tokens_are_those_of_answers() -> None:
+    """The most frequent ones, of equals the lower, ascending; low ones where too few occur."""
+    said = [conversation(0, [9, 9, 9, 7, 7, 5], "...aaa"), conversation(1, [3, 8, 5], "aaa")]
+    assert frequent_tokens(said, 2, 10).tolist() == [5, 7]
+    assert frequent_tokens(said, 3, 10).tolist() == [3, 5, 7]
+    assert frequent_tokens(said, 6, 10).tolist() == [0, 1, 3, 5, 7, 8]
+    assert frequent_tokens(said, 10, 10).tolist() == list(range(10))
+
+
 def test_loops_are_cut_after_their_first_turns() -> None:
     beginning, loop = list(range(100, 120)), [1, 2, 3] * 30
     looping = np.array(beginning + loop, dtype=np.int32)
@@ -123,6 +145,11 @@ def test_conversations_of_others_are_refused(path: Path) -> None:
         read(path, replace(SETTINGS, seed=6))
     with pytest.raises(ConfigError, match="was written with tokens 32, not 64"):
         read(path, replace(SETTINGS, tokens=64))
+
+
+def test_other_openings_are_refused(path: Path) -> None:
+    with pytest.raises(ConfigError, match="was written with other openings; give --data another file"):
+        read(path, replace(SETTINGS, openings=("How",)))
 
 
 def test_damage_is_named(path: Path) -> None:

@@ -20,6 +20,7 @@ CONFIG = DrafterConfig(
     num_kv_heads=2,
     head_dim=8,
     vocab_size=64,
+    draft_vocab_size=64,
     norm_eps=1e-5,
     verifier="of a test",
 )

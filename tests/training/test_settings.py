@@ -34,6 +34,8 @@ def test_taps_are_spread_from_an_early_layer_to_the_last(layers: int, taps: tupl
         (lambda: NetworkSettings(kind="both"), "kind must be steps or block, got 'both'"),  # type: ignore[arg-type]
         (lambda: NetworkSettings(block=1), "block must be at least 2"),
         (lambda: NetworkSettings(layers=0), "layers must be at least 1"),
+        (lambda: NetworkSettings(width=0), "width must be at least 1"),
+        (lambda: NetworkSettings(draft_vocab=0), "draft-vocab must be at least 1"),
         (lambda: TrainingSettings(steps=5, minutes=1.0), "either steps or minutes"),
         (lambda: TrainingSettings(steps=None), "either steps or minutes"),
         (lambda: TrainingSettings(steps=0), "steps must be at least 1"),
@@ -55,6 +57,9 @@ def test_the_network_has_the_heads_of_its_verifier() -> None:
     steps.check_fits(model)
     assert NetworkSettings("block", 16).config_for(model, "it").layers == 3
     assert NetworkSettings("block", 16, 5).config_for(model, "it").layers == 5
+    assert (steps.intermediate_size, steps.draft_vocab_size) == (model.intermediate_size, model.vocab_size)
+    narrow = NetworkSettings(width=48, draft_vocab=20).config_for(model, "it")
+    assert (narrow.intermediate_size, narrow.draft_vocab_size) == (48, 20)
 
 
 def test_layers_with_other_heads_are_refused() -> None:

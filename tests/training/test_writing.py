@@ -98,6 +98,19 @@ def test_after_an_answer_that_ends_comes_the_next_question(runtime: Runtime) -> 
     assert spoken.tokens[marked].tolist() == [20, 21, END, 30, 31, 32]
 
 
+def test_what_a_user_begins_with_is_no_answer(runtime: Runtime) -> None:
+    settings = DataSettings(tokens=200, openings=("What is",))
+    writing = ConversationWriter(runtime, pieces_of(runtime), settings)._conversation(10)
+    next(writing).cancel()
+    writing.send([9, END]).cancel()
+    with pytest.raises(StopIteration) as finished:
+        writing.send([20])
+    spoken = finished.value.value
+    opening = runtime.tokenizer.encode("What is")
+    assert spoken.tokens.tolist() == [1, *opening, 9, END, *runtime.tokenizer.encode("\n"), 2, 20]
+    assert np.flatnonzero(spoken.answers).tolist() == [len(spoken.tokens) - 1]
+
+
 def test_words_that_do_not_end_are_closed(runtime: Runtime) -> None:
     spoken = scripted(runtime, [[9, 8], [20]])
     assert spoken.tokens.tolist() == [1, 9, 8, END, *runtime.tokenizer.encode("\n"), 2, 20]

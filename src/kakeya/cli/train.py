@@ -79,12 +79,23 @@ class DrafterOptions:
     sessions: Annotated[
         int | None, _data(help="Conversations written at once: 256 on CUDA and 16 on a CPU when left out.")
     ] = None
+    openings: Annotated[
+        Path | None,
+        _data(
+            help="What the first user of most conversations begins with, one on a line: words that people "
+            "begin with. English ones when left out; none with an empty file."
+        ),
+    ] = None
     only_write: Annotated[bool, _data("--only-write", help="Write the conversations and stop.")] = False
     kind: Annotated[
         str, _network(help="`steps` guesses a token at a time, `block` a whole block in one pass.")
     ] = "steps"
     block: Annotated[int, _network(help="The most tokens of a draft.")] = 8
     layers: Annotated[int | None, _network(help="1 for steps and 3 for a block when left out.")] = None
+    width: Annotated[int | None, _network(help="The layers' inner size; the model's when left out.")] = None
+    draft_vocab: Annotated[
+        int, _network(help="The most tokens that it can guess: those that answers have most often.")
+    ] = 16_384
     steps: Annotated[int | None, _budget(help="Training steps; 3000 when minutes are left out too.")] = None
     minutes: Annotated[float | None, _budget(help="Train for so long instead.")] = None
     seed: Annotated[int, _budget(help="Same seed and steps, same drafter.")] = 0
@@ -133,6 +144,7 @@ def _request(asked: DrafterOptions) -> "Request":
     """What was asked for, checked. Raises ConfigError."""
     from kakeya.engine.backends import chosen_backend
     from kakeya.training.drafter import Request
+    from kakeya.training.openings import OPENINGS
     from kakeya.training.settings import DataSettings, NetworkSettings, TrainingSettings
 
     if asked.steps is not None and asked.minutes is not None:
@@ -143,7 +155,8 @@ def _request(asked: DrafterOptions) -> "Request":
         raise ConfigError("training does not run on mlx; choose --backend cpu or cuda")
     backend = chosen_backend(EngineConfig(backend=asked.backend)).backend
     steps = 3000 if asked.steps is None and asked.minutes is None else asked.steps
-    data = DataSettings(asked.conversations, asked.conversation_tokens, asked.seed)
+    openings = OPENINGS if asked.openings is None else _lines(asked.openings)
+    data = DataSettings(asked.conversations, asked.conversation_tokens, asked.seed, openings)
     window = max(CacheConfig.window, data.tokens)
     engine = options.build(
         EngineConfig,
@@ -162,7 +175,13 @@ def _request(asked: DrafterOptions) -> "Request":
         report_file=asked.report or asked.output.with_name(asked.output.name + ".json"),
         engine=engine,
         data=data,
-        network=NetworkSettings(asked.kind, asked.block, asked.layers),  # type: ignore[arg-type]
+        network=NetworkSettings(
+            asked.kind,  # type: ignore[arg-type]
+            asked.block,
+            asked.layers,
+            asked.width,
+            asked.draft_vocab,
+        ),
         training=TrainingSettings(
             steps=steps,
             minutes=asked.minutes,
@@ -179,6 +198,14 @@ def _request(asked: DrafterOptions) -> "Request":
         resume=asked.resume,
         only_write=asked.only_write,
     )
+
+
+def _lines(path: Path) -> tuple[str, ...]:
+    """The lines of a file that are not empty. Raises ConfigError."""
+    try:
+        return tuple(filter(None, map(str.strip, path.read_text().splitlines())))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the openings cannot be read from {path}: {error}") from error
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 Each position gets a *feature*: the outputs of a few layers of the verifier, put together by one matmul. The
 features of the history are the keys and values that the drafter attends to. It starts from the feature of the
-newest computed position and from the newest token, and shares embedding and head with the verifier:
+newest computed position and from the newest token, and shares embedding and head with the verifier. Of the
+head it has the rows of its *draft vocabulary*: the tokens that it can guess.
 
     state = feature(position)
     layer: state += attention([norm(embedding(token)), norm(state)]; history, draft so far)
@@ -29,7 +30,9 @@ from kakeya.models.config import ModelConfig
 from kakeya.models.stable_safetensors import save_stable
 
 FORMAT = "kakeya-drafter"
-VERSION = "1"
+VERSION = "2"
+_READ = ("1", VERSION)  # the first one had no draft vocabulary: all tokens could be guessed
+_DRAFT_VOCAB = "draft_vocab"
 _SCALE = ".scale"
 
 DrafterKind = Literal["steps", "block"]
@@ -51,6 +54,8 @@ class DrafterConfig:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
+    draft_vocab_size: int
+    """How many tokens it can guess: all, or some that the verifier says often."""
     norm_eps: float
     verifier: str
     """The fingerprint of the checkpoint that it was trained for."""
@@ -111,19 +116,25 @@ class StoredDrafter:
 
     config: DrafterConfig
     tensors: Mapping[str, Tensor]
+    draft_vocab: Tensor
+    """The ids that it can guess, int64, ascending."""
     notes: Mapping[str, str]
     """What its makers wrote down: the command, the licence, the measured acceptance."""
     digest: str
 
 
 def write_drafter(
-    path: Path, config: DrafterConfig, tensors: Mapping[str, Tensor], notes: Mapping[str, str]
+    path: Path,
+    config: DrafterConfig,
+    tensors: Mapping[str, Tensor],
+    draft_vocab: Tensor,
+    notes: Mapping[str, str],
 ) -> None:
     """Write matrices in 8 bits, with a scale for each row, and vectors as float32.
 
     The same drafter and notes are the same bytes.
     """
-    held: dict[str, Tensor] = {}
+    held = {_DRAFT_VOCAB: draft_vocab.to("cpu", torch.int32)}
     for name, shape in config.shapes.items():
         tensor = tensors[name].detach().to("cpu", torch.float32)
         if len(shape) == 2:
@@ -145,11 +156,21 @@ def read_drafter(path: Path) -> StoredDrafter:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except (OSError, SafetensorError) as error:
         raise CorruptCheckpoint(f"{path} cannot be read as a drafter: {error}") from error
-    if metadata.pop("format", None) != FORMAT or metadata.pop("version", None) != VERSION:
-        raise CorruptCheckpoint(f"{path} is not a {FORMAT} file of version {VERSION}")
+    if metadata.pop("format", None) != FORMAT or metadata.pop("version", None) not in _READ:
+        raise CorruptCheckpoint(f"{path} is not a {FORMAT} file of version {' or '.join(_READ)}")
     config = _parse_config(path, metadata.pop("config", ""))
     whole = {name: _whole(path, tensors, name, shape) for name, shape in config.shapes.items()}
-    return StoredDrafter(config, whole, metadata, hashlib.sha256(path.read_bytes()).hexdigest())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return StoredDrafter(config, whole, _draft_vocab(path, tensors, config), metadata, digest)
+
+
+def _draft_vocab(path: Path, tensors: Mapping[str, Tensor], config: DrafterConfig) -> Tensor:
+    ids = tensors.get(_DRAFT_VOCAB, torch.arange(config.vocab_size)).long()
+    count, vocab = config.draft_vocab_size, config.vocab_size
+    is_ascending = bool((ids.diff() > 0).all())
+    if count != len(ids) or not count or not is_ascending or ids[0] < 0 or ids[-1] >= vocab:
+        raise CorruptCheckpoint(f"{path}: {_DRAFT_VOCAB} must be {count} ascending ids below {vocab}")
+    return ids
 
 
 def _whole(path: Path, tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
@@ -171,6 +192,7 @@ def _parse_config(path: Path, text: str) -> DrafterConfig:
     try:
         values = json.loads(text)
         values["taps"] = tuple(values["taps"])
+        values.setdefault("draft_vocab_size", values["vocab_size"])
         config = DrafterConfig(**{field.name: values[field.name] for field in fields(DrafterConfig)})
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptCheckpoint(f"{path}: the drafter's configuration is damaged: {error!r}") from error

@@ -1,6 +1,7 @@
 """The trained drafter on a CPU: reads the verifier's hidden states and guesses what comes.
 
-`models/drafter.py` says what the network is. It shares embedding, head and sampler with the verifier.
+`models/drafter.py` says what the network is. It shares embedding and sampler with the verifier, and of the
+verifier's head the rows of the tokens that it can guess.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,9 @@ from kakeya.proposers.draft_network import DraftNetwork
 from kakeya.proposers.draft_states import DrafterState, DraftMemory
 from kakeya.proposers.sampling import sample_request
 from kakeya.types import TokenEvent
+
+_UNLIKELY = -1e30  # the logit of what is not guessed, unless a grammar allows nothing else
+_COLUMNS_AT_ONCE = 64  # of a head
 
 
 @runtime_checkable
@@ -72,7 +76,11 @@ class TrainedDrafter:
         config: EngineConfig,
         kernels: Kernels | None,
     ) -> None:
-        self._network, self._verifier = DraftNetwork(stored, model, config, kernels), verifier
+        head = head_rows(verifier, model, stored.draft_vocab)
+        self._network, self._verifier = DraftNetwork(stored, head, model, config, kernels), verifier
+        self._draft_vocab = stored.draft_vocab
+        self._vocab_size = model.vocab_size
+        self._all_logits = torch.empty(0, model.vocab_size)
         self.memory = DraftMemory(stored.config, config)
         self._attention = draft_attention(self.memory.pool, model.query_scale, kernels)
         self._reach = config.cache.capacity
@@ -157,12 +165,29 @@ class TrainedDrafter:
         return self._network.forward(embedded, state, attend)
 
     def _logits(self, state: Tensor) -> Tensor:
-        return self._verifier.logits(self._network.final(state))
+        """float32 [rows, vocabulary]. Valid until the next call."""
+        logits, rows = self._network.logits(state), len(state)
+        if logits.shape[1] == self._vocab_size:
+            return logits
+        if rows > len(self._all_logits):
+            self._all_logits = torch.full((rows, self._vocab_size), _UNLIKELY)
+        return self._all_logits[:rows].index_copy_(1, self._draft_vocab, logits)
 
     def _choose(self, streams: Sequence[_Stream], logits: Tensor) -> None:
         requests = [sample_request(stream.request, stream.guessed, self._reach) for stream in streams]
         for stream, token in zip(streams, self._verifier.choose(logits, requests), strict=True):
             stream.guessed.append(token.token_id)
+
+
+def head_rows(verifier: Verifier, model: ModelConfig, ids: Tensor) -> Tensor:
+    """The weights of the verifier's head for some tokens, float32 [ids, hidden]."""
+    if model.tied_head:
+        return verifier.embed(ids) / model.embed_scale
+    # However a head is held, what it makes of a one in a single column is that column.
+    unit = torch.eye(model.hidden_size)
+    parts = range(0, model.hidden_size, _COLUMNS_AT_ONCE)
+    columns = [verifier.logits(unit[first : first + _COLUMNS_AT_ONCE])[:, ids] for first in parts]
+    return torch.cat(columns).T.contiguous()
 
 
 def _anchor(stream: _Stream) -> int:

@@ -76,9 +76,15 @@ def proposer_memory(config: EngineConfig, verifier: Checkpoint | None, name: str
                 raise needs_verifier(choice)
             if config.backend is not BackendChoice.CUDA:
                 stored = stored_drafter(choice, verifier.config, verifier.fingerprint, name)
-                weights += sum(tensor.numel() for tensor in stored.tensors.values())  # in 8 bits
+                weights += _drafter_weights(stored)
                 each += state_bytes(stored.config, config)
     return weights, each
+
+
+def _drafter_weights(stored: StoredDrafter) -> int:
+    """Bytes in 8 bits, with its rows of the verifier's head."""
+    head = stored.config.draft_vocab_size * stored.config.hidden_size
+    return head + sum(tensor.numel() for tensor in stored.tensors.values())
 
 
 def _small_model_memory(checkpoint: Checkpoint, config: EngineConfig) -> int:

@@ -191,7 +191,7 @@ class _Choice:
         for first in range(0, count, _ROWS_AT_ONCE):
             part = slice(first, first + _ROWS_AT_ONCE)
             self._choose(self._shared.logits(flat[part]).float(), _rows(table, part), chosen[part])
-        return chosen.long().clamp(min=0).view_as(positions)
+        return self._shared.draft_vocab[chosen.long().clamp(min=0)].view_as(positions)
 
     def _choose(self, logits: Tensor, table: SamplingTable, chosen: Tensor) -> None:
         if not table.temperature.any():

@@ -69,12 +69,13 @@ def examples(
     reach = torch.arange(places, device=anchors.device)
     following = _columns(batch.tokens, anchors[..., None] + 1 + reach)
     places_of_targets = anchors[..., None] + 2 + reach
-    counts = _columns(batch.answers, places_of_targets).cumprod(-1).bool()
+    came = shared.places[_columns(batch.tokens, places_of_targets)]
+    counts = _columns(batch.answers, places_of_targets).cumprod(-1).bool() & (came >= 0)
     taught = anchors[:, :1] + 1 + torch.arange(anchors.shape[1] + places - 1, device=anchors.device)
     outputs = batch.features[..., -shared.model.hidden_size :]
     outputs = outputs.gather(1, taught.clamp(max=length - 1)[..., None].expand(-1, -1, outputs.shape[-1]))
     teacher = shared.last_normed(standard.undo_last(outputs))
-    targets = Targets(teacher, _columns(batch.tokens, places_of_targets), counts)
+    targets = Targets(teacher, came.clamp(min=0), counts)
     return Examples(batch.features, anchors, following, targets)
 
 

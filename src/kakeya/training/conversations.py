@@ -19,6 +19,8 @@ FORMAT = "kakeya-conversations"
 VERSION = "1"
 
 _TEMPERATURES = (0.0, 0.7, 0.0, 1.0, 0.0, 0.7, 0.0, 0.7, 0.0, 1.0)
+# One conversation in so many begins as the model likes.
+_UNOPENED = 4
 # A loop is a tail of at least this many tokens that repeats itself every few tokens.
 _LOOP_TOKENS, _LOOP_PERIOD = 48, 32
 # Of looping conversations, one in so many is trained to its end.
@@ -40,6 +42,14 @@ class Conversation:
 def temperature_of(number: int) -> float:
     """Half of the answers are greedy, three tenths at 0.7, the others at 1."""
     return _TEMPERATURES[number % len(_TEMPERATURES)]
+
+
+def opening_of(settings: DataSettings, number: int) -> str:
+    """What its first user begins with; nothing in one of four."""
+    turn, _ = divmod(number, len(_TEMPERATURES))
+    if not settings.openings or turn % _UNOPENED == 0:
+        return ""
+    return settings.openings[(turn - turn // _UNOPENED - 1) % len(settings.openings)]
 
 
 def seed_of(settings: DataSettings, number: int) -> int:
@@ -89,6 +99,16 @@ def answers_in(conversation: Conversation) -> Iterator[Answer]:
         yield Answer(start, end)
 
 
+def frequent_tokens(
+    conversations: Sequence[Conversation], count: int, vocab_size: int
+) -> npt.NDArray[np.int64]:
+    """The ids that answers have most often, ascending; low ids too where fewer than `count` occur."""
+    seen = np.zeros(vocab_size, dtype=np.int64)
+    for each in conversations:
+        seen += np.bincount(each.tokens[each.answers], minlength=vocab_size)
+    return np.sort(np.argsort(-seen, kind="stable")[:count])
+
+
 def trained_length(conversation: Conversation) -> int:
     """How many tokens are trained on: of most loops only the first turns, as they teach little and are
     many."""
@@ -131,6 +151,7 @@ def write_conversations(path: Path, conversations: Conversations) -> None:
         "ends": json.dumps(sorted(conversations.ends)),
         "tokens": str(settings.tokens),
         "seed": str(settings.seed),
+        "openings": json.dumps(settings.openings),
     }
     save_stable(path, tensors, metadata)
 
@@ -178,6 +199,8 @@ def _check_origin(path: Path, metadata: Mapping[str, str], settings: DataSetting
             raise ConfigError(
                 f"{path} was written with {name} {found}, not {asked}; give --data another file"
             )
+    if metadata.get("openings") != json.dumps(settings.openings):
+        raise ConfigError(f"{path} was written with other openings; give --data another file")
 
 
 def _check_tensors(

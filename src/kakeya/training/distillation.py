@@ -26,8 +26,8 @@ class Targets:
     """What a batch is held against.
 
     The verifier's states [B, A + places - 1, n] are those from each run's first anchor + 1 on: place j of
-    anchor a is taught by state a + j. `tokens` and `counts` [B, A, places] are the tokens that came, and
-    whether they count.
+    anchor a is taught by state a + j. `tokens` and `counts` [B, A, places] are the tokens that came, as
+    places in the draft vocabulary, and whether they count.
     """
 
     teacher: Tensor

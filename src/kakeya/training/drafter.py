@@ -23,6 +23,7 @@ from kakeya.training.batches import Batches
 from kakeya.training.conversations import (
     Conversation,
     Conversations,
+    frequent_tokens,
     read_conversations,
     trained_length,
     write_conversations,
@@ -181,7 +182,8 @@ class _Job:
         report.describe_data(conversations, count)
         report.describe_drafter(shape)
         dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
-        self._shared = SharedParts.of(checkpoint, self._device, dtype)
+        draft_vocab = frequent_tokens(self._trained, shape.draft_vocab_size, shape.vocab_size)
+        self._shared = SharedParts.of(checkpoint, self._device, dtype).guessing(torch.from_numpy(draft_vocab))
 
     def run(self) -> None:
         with _timed(self._report, "features"):
@@ -248,7 +250,8 @@ class _Job:
 
     def _finish(self, trainer: Trainer, standard: Standard) -> None:
         weights = folded(trainer.averaged, standard)
-        write_drafter(self._request.output, self._shape, weights, self._report.notes())
+        draft_vocab = self._shared.draft_vocab
+        write_drafter(self._request.output, self._shape, weights, draft_vocab, self._report.notes())
         self._report.write(self._request.report_file)
         self._request.checkpoint_file.unlink(missing_ok=True)
 

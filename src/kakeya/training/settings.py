@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from kakeya.errors import ConfigError
 from kakeya.models.config import ModelConfig
 from kakeya.models.drafter import DrafterConfig, DrafterKind
+from kakeya.training.openings import OPENINGS
 
 _TAPS = 5
+# Beyond these, a token costs more in every guess than it gains in the few that it would be right in.
+_DRAFT_VOCAB = 16_384
 _LAST_SEED = 2**31 - 1  # a conversation's own seed has its number beside it
 
 
@@ -23,6 +26,8 @@ class DataSettings:
     conversations: int = 20_480
     tokens: int = 512
     seed: int = 0
+    openings: tuple[str, ...] = OPENINGS
+    """Words that the first user of most conversations begins with; with none the model asks what it likes."""
 
     def __post_init__(self) -> None:
         _at_least(8, conversations=self.conversations)
@@ -39,13 +44,20 @@ class NetworkSettings:
     block: int = 8
     layers: int | None = None
     """None is what suits the kind: one layer for steps, three for a block."""
+    width: int | None = None
+    """The inner size of its layers; None is the verifier's."""
+    draft_vocab: int = _DRAFT_VOCAB
+    """The most tokens that it can guess: those that the conversations have most often."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("steps", "block"):
             raise ConfigError(f"kind must be steps or block, got {self.kind!r}")
         _at_least(2, block=self.block)
+        _at_least(1, draft_vocab=self.draft_vocab)
         if self.layers is not None:
             _at_least(1, layers=self.layers)
+        if self.width is not None:
+            _at_least(1, width=self.width)
 
     def config_for(self, model: ModelConfig, verifier: str) -> DrafterConfig:
         """The drafter's shape for a verifier. Raises ConfigError for one that cannot have a drafter."""
@@ -59,11 +71,12 @@ class NetworkSettings:
             block=self.block,
             layers=self.layers or (1 if self.kind == "steps" else 3),
             hidden_size=model.hidden_size,
-            intermediate_size=model.intermediate_size,
+            intermediate_size=self.width or model.intermediate_size,
             num_heads=model.num_heads,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
             vocab_size=model.vocab_size,
+            draft_vocab_size=min(self.draft_vocab, model.vocab_size),
             norm_eps=model.norm_eps,
             verifier=verifier,
         )

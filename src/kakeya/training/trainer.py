@@ -2,6 +2,7 @@
 
 import math
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -151,7 +152,9 @@ class Trainer:
 
     def _identity(self) -> dict[str, Any]:
         shape = {name: value for name, value in asdict(self._frame.config).items() if name != "taps"}
-        return {**shape, **asdict(self._settings), "taps": list(self._frame.config.taps)}
+        guessed = zlib.crc32(self._frame.shared.draft_vocab.cpu().numpy().tobytes())
+        taps = list(self._frame.config.taps)
+        return {**shape, **asdict(self._settings), "taps": taps, "draft vocabulary": guessed}
 
 
 def _load(path: Path, device: torch.device) -> dict[str, Any]:

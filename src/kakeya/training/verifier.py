@@ -1,6 +1,7 @@
 """The parts of the verifier that a drafter shares: the embedding, the head, and how positions turn."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,12 +16,17 @@ from kakeya.models.tensors import ModelTensors, StoredMatrix, as_float
 
 @dataclass(frozen=True)
 class SharedParts:
-    """Embedding and head of a verifier on the training's device, in its element type. They do not change."""
+    """Embedding and head of a verifier on the training's device, in its element type. They do not change.
+
+    Of the head a drafter has the rows of the tokens that it can guess. *Places* are those in its draft
+    vocabulary.
+    """
 
     model: ModelConfig
     embedding: Tensor  # [vocab, n]
-    head: Tensor  # [vocab, n]
+    head: Tensor  # [draft vocab, n]
     final_norm: Tensor  # float32 [n]; the scale of the logits is in it
+    draft_vocab: Tensor  # int64 [draft vocab]: the id at each place, ascending
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> "SharedParts":
@@ -33,14 +39,26 @@ class SharedParts:
         head = embedding if untied is None else moved(untied)
         final_norm = tensors.final_norm().to(device)
         checkpoint.release()
-        return cls(checkpoint.config, embedding, head, final_norm)
+        return cls(checkpoint.config, embedding, head, final_norm, torch.arange(len(head), device=device))
+
+    def guessing(self, draft_vocab: Tensor) -> "SharedParts":
+        """The same for a drafter that can guess these ids alone."""
+        ids = draft_vocab.to(self.head.device)
+        return replace(self, head=self.head[ids], draft_vocab=ids)
+
+    @cached_property
+    def places(self) -> Tensor:
+        """int64 [vocab]: the place of each id, -1 of those that are not guessed."""
+        places = torch.full((len(self.embedding),), -1, device=self.head.device)
+        places[self.draft_vocab] = torch.arange(len(self.draft_vocab), device=self.head.device)
+        return places
 
     def embed(self, tokens: Tensor) -> Tensor:
         """float32 [..., n]"""
         return functional.embedding(tokens, self.embedding).float() * self.model.embed_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., vocab] in the element type, for normed hidden states, which carry the scale of the logits."""
+        """[..., draft vocab] in the element type, for normed hidden states, which carry the logits' scale."""
         logits = functional.linear(hidden.to(self.head.dtype), self.head)
         cap = self.model.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)

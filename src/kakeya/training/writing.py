@@ -1,7 +1,8 @@
 """Lets a verifier write conversations with itself, many at once.
 
-From the bare template the model writes what a user might ask (a model that was tuned on conversations knows
-how they begin), then it answers. Words are drawn at temperature 1, answers at the conversation's own.
+From the bare template, and a few first words, the model writes what a user might ask (a model that was tuned
+on conversations knows how they go on), then it answers. Words are drawn at temperature 1, answers at the
+conversation's own.
 """
 
 import time
@@ -15,7 +16,7 @@ import numpy as np
 from kakeya.engine.stream import EventStream
 from kakeya.errors import KakeyaError
 from kakeya.runtime import Runtime
-from kakeya.training.conversations import Conversation, seed_of, temperature_of
+from kakeya.training.conversations import Conversation, opening_of, seed_of, temperature_of
 from kakeya.training.settings import DataSettings
 from kakeya.training.template import TemplatePieces
 from kakeya.types import DoneEvent, FailedEvent, SamplingParams, TokenEvent
@@ -91,8 +92,8 @@ class ConversationWriter:
         seed = seed_of(self._settings, number)
         words_sampling = SamplingParams(temperature=1.0, top_p=_WORDS_TOP_P, seed=seed)
         answer_sampling = SamplingParams(temperature=temperature_of(number), seed=seed)
-        tokens, answers = list(pieces.opening), [False] * len(pieces.opening)
-        new = pieces.opening
+        new: Sequence[int] = [*pieces.opening, *self._first_words(number)]
+        tokens, answers = list(new), [False] * len(new)
         try:
             for _ in range(_MOST_TURNS):
                 words = yield self._generate(session, new, self._words_limit, words_sampling)
@@ -112,6 +113,9 @@ class ConversationWriter:
             return Conversation(number, written, np.array(answers, dtype=np.bool_))
         finally:
             self._runtime.close_session(session)
+
+    def _first_words(self, number: int) -> list[int]:
+        return self._runtime.tokenizer.encode(opening_of(self._settings, number))
 
     def _after_words(self, words: Sequence[int]) -> Sequence[int]:
         """What leads from a user's words to the answer; nothing where the words are none or ended oddly."""

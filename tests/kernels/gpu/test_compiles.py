@@ -13,7 +13,14 @@ import pytest
 import torch
 
 from kakeya.engine.cuda.decoder import EXACT_SPLITS
-from kakeya.kernels.gpu import TILE_ROWS, DraftTable, SamplingScratch, SamplingTable, launches
+from kakeya.kernels.gpu import (
+    TILE_ROWS,
+    DraftTable,
+    SamplingScratch,
+    SamplingTable,
+    launches,
+    triton_attention,
+)
 from support.gpu_kernels import Bench, Case, Sessions
 from support.untraced import untraced
 
@@ -66,18 +73,21 @@ def _compiler(names: list[str]) -> Callable[..., None]:
         built = untraced(lambda: build(source, target=target, options=launch))
         assert built.metadata.shared <= _SHARED_MEMORY
         if given["PDL"]:
-            _check_pdl(built.asm["ptx"])
+            _check_pdl(built.asm["ptx"], reads_weights_early=program.__name__ == "gemv")
         names.append(program.__name__)
 
     return run
 
 
-def _check_pdl(code: str) -> None:
-    """With PDL a kernel first waits for its predecessor, and then lets the next one be placed."""
-    touching = re.search(r"(ld|st|atom|red)\S*\.global|cp\.async", code)
-    assert touching is not None
-    assert code.index("griddepcontrol.wait") < touching.start()
-    assert "griddepcontrol.launch_dependents" in code
+def _check_pdl(code: str, *, reads_weights_early: bool) -> None:
+    """With PDL a kernel first waits for its predecessor, and then lets the next one be placed. Before that it
+    may ask for weights, which no kernel writes."""
+    early, waiting, late = code.partition("griddepcontrol.wait")
+    assert waiting
+    assert not re.search(r"(st|atom|red)\S*\.global|cp\.async", early)
+    assert reads_weights_early == bool(re.search(r"ld\S*\.global", early))
+    assert re.search(r"(ld|st|atom|red)\S*\.global|cp\.async", late)
+    assert "griddepcontrol.launch_dependents" in late
 
 
 def _bench() -> Bench:
@@ -178,10 +188,14 @@ def test_the_rest_compiles(compiled: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("case", "splits"), [(Case(head_dim=64), 16), (Case(head_dim=128, heads=4), 1)])
-def test_attention_of_drafts_compiles(compiled: list[str], case: Case, splits: int) -> None:
+def test_attention_of_drafts_compiles(
+    compiled: list[str], monkeypatch: pytest.MonkeyPatch, case: Case, splits: int
+) -> None:
     sessions = Sessions(_bench(), case, splits=splits)
     sessions.draft([sessions.block(0, 8)])
-    assert compiled == ["draft_attention"]
+    monkeypatch.setattr(triton_attention, "READ_TOGETHER", 1)
+    sessions.draft([sessions.block(0, 8)])
+    assert compiled == ["decode_attention", "draft_attention"]
 
 
 def test_what_a_drafter_needs_compiles(compiled: list[str]) -> None:
@@ -189,12 +203,20 @@ def test_what_a_drafter_needs_compiles(compiled: list[str]) -> None:
     kernels, rows, ints = bench.kernels, bench.rows([0, 1], [3, 4], [0, 0]), bench.ints([1, 2])
     state, norm, matrix = bench.floats(2, 576), bench.floats(576), bench.element(48, 576)
     kernels.gemv(state, matrix, bench.unset(2, 24), norm=norm, gate="silu")
-    kernels.gemv(bench.element(2, 576), matrix, state[:, :48], residual=state[:, :48])
+    copy = bench.unset(2, 1152)[:, 576:624]
+    kernels.gemv(bench.element(2, 576), matrix, state[:, :48], residual=state[:, :48], copy=copy)
+    kernels.gemv(bench.element(1, 576), matrix, state[:1, :48], residual=state[:1, :48], copy=copy[:1])
     drafts, anchors = kernels.drafts, bench.floats(2, 576)
     table, out = bench.element(9, 576), bench.unset(2, 1152)
     drafts.input(table, ints, ints, rows, anchors, state, norm, norm, 1e-6, out)
-    drafts.take_columns(state, bench.unset(2, 1152), 576)
+    drafts.take_columns(state, bench.unset(2, 1152)[:, 576:])
     drafts.keep_anchors(state, ints, ints, anchors)
     runs = torch.zeros(2, 3, dtype=torch.int32)
     drafts.judge(DraftTable(*[bench.ints([0] * 4)] * 4), ints, ints, state, anchors, runs)
-    assert compiled == ["few_rows", "few_rows", "draft_input", "take_columns", "keep_anchors", "judge_drafts"]
+    floats = bench.floats(2)
+    sampling = SamplingTable(floats, ints, floats, floats, ints.long(), ints)
+    drafts.choose(bench.floats(2, 99), bench.ints([*range(99)]), rows, sampling, ints, ints)
+    assert compiled == [
+        "few_rows", "few_rows", "gemv", "draft_input", "take_columns", "keep_anchors", "judge_drafts",
+        "choose_guess",
+    ]  # fmt: skip

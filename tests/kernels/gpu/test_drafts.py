@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kakeya.kernels.gpu import DraftTable
+from kakeya.engine import sampler
+from kakeya.kernels.gpu import DraftTable, SamplingTable, triton_attention
 from support.gpu_kernels import Bench, Case, Sessions, same_bits
 
 LEAN = Case(heads=1, head_dim=16, capacity=20, spare=8, sinks=(2, 0, 9))
@@ -21,8 +22,12 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("places", "splits"), [(4, 1), (8, 2)])
-def test_new_tokens_attend_together(bench: Bench, name: str, places: int, splits: int) -> None:
+@pytest.mark.parametrize("reads_together", [False, True])
+def test_new_tokens_attend(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str, places: int, splits: int, reads_together: bool
+) -> None:
     """From the first token on, through a turn of the ring, beside a session of padding."""
+    monkeypatch.setattr(triton_attention, "READ_TOGETHER", 1 if reads_together else 99)
     sessions = Sessions(bench, CASES[name], splits=splits)
     sessions.prefill([sessions.block(1, 13)])
     sessions.expected_pool.copy_(sessions.pool)
@@ -55,10 +60,12 @@ def test_a_few_rows_are_normed_gated_and_added(bench: Bench, rows: int) -> None:
     gate, up = functional.linear(expected.float(), gate_up.float()).chunk(2, 1)
     bench.kernels.gemv(hidden, gate_up, gated, norm=norm, eps=1e-6, gate="silu")
     assert bench.near(gated, functional.silu(gate) * up, slack=2)
-    wide = bench.element(rows, 128)
+    wide, copies = bench.element(rows, 128), bench.unset(rows, 192)
     expected = hidden + functional.linear(wide.float(), down.float())
-    bench.kernels.gemv(wide, down, hidden, residual=hidden)
+    bench.kernels.gemv(wide, down, hidden, residual=hidden, copy=copies[:, 64:128])
     assert bench.near(hidden, expected)
+    assert torch.equal(copies[:, 64:128], hidden.to(bench.dtype))
+    assert copies[:, [*range(64), *range(128, 192)]].isnan().all()
 
 
 def test_a_drafter_reads_the_newest_token_and_its_anchor(bench: Bench) -> None:
@@ -76,9 +83,40 @@ def test_a_drafter_reads_the_newest_token_and_its_anchor(bench: Bench) -> None:
     assert bench.near(out[:, 24:], functional.rms_norm(later, (24,), weights[1], 1e-6))
 
 
+def test_a_guess_is_the_best_or_one_that_is_drawn(bench: Bench) -> None:
+    """Over more columns than a program reads at once, in ids that the drafter knows; nothing for padding."""
+    columns, count = 9000, 6
+    ids = torch.arange(columns) * 3 + 1
+    logits = 3 * torch.randn(count, columns)
+    temperatures, seeds = [0.0, 0.7, 1.0, 0.3, 2.0, 1.0], [1, 2, 3, 4, 5, 6]
+    positions = [7, 8, 9, 10, 11, 12]
+    rows = bench.rows([4, 0, 2, 1, 5, -1], positions, [0] * count)
+    zeros = torch.zeros(count, device=bench.device)
+    sampling = SamplingTable(
+        temperature=bench.put(torch.tensor(temperatures)),
+        top_k=zeros.int(),
+        top_p=zeros + 1,
+        min_p=zeros,
+        seed=bench.put(torch.tensor(seeds)),
+        positions=bench.ints(positions),
+    )
+    newest, sampled = bench.ints([0] * 6), bench.ints([-7] * count)
+    bench.kernels.drafts.choose(bench.put(logits), bench.put(ids.int()), rows, sampling, newest, sampled)
+    expected = [int(ids[logits[0].argmax()])]
+    for row in range(1, count - 1):
+        shares = (logits[row].double() / temperatures[row]).softmax(0).cumsum(0)
+        number = sampler.uniform(seeds[row], positions[row])
+        # float32 sums may end a hair before or behind the border of two tokens.
+        near = torch.searchsorted(shares, torch.tensor([number - 1e-5, number + 1e-5], dtype=torch.float64))
+        assert int(near[0]) <= int((sampled[row].cpu() - 1) // 3) <= int(near[1])
+        expected.append(int(sampled[row]))
+    assert sampled.tolist() == [*expected, -7]
+    assert newest.tolist() == [expected[1], expected[3], expected[2], 0, expected[0], expected[4]]
+
+
 def test_columns_are_taken(bench: Bench) -> None:
     hidden, out = bench.floats(3, 24), bench.unset(3, 72)
-    bench.kernels.drafts.take_columns(hidden, out, 24)
+    bench.kernels.drafts.take_columns(hidden, out[:, 24:48])
     assert torch.equal(out[:, 24:48], hidden.to(bench.dtype))
     assert out[:, :24].isnan().all()
     assert out[:, 48:].isnan().all()

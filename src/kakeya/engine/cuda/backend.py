@@ -210,14 +210,10 @@ class CudaBackend:
     def _run(self, step: Arrangement, taps: "_Taps | None" = None) -> None:
         """All layers, observed by the drafter."""
         rotations, drafter = self._decoder.rotations(step.shape), self._drafter
-        wanted = [tap for tap in (taps, drafter.tap if drafter is not None else None) if tap is not None]
-
-        def tap(layer: int, hidden: Tensor) -> None:
-            for each in wanted:
-                each(layer, hidden)
-
-        self._decoder.run(step, rotations, tap if wanted else None)
-        if drafter is not None:
+        if drafter is None:
+            self._decoder.run(step, rotations, taps)
+        else:
+            self._decoder.run(step, rotations, taps, drafter.taps(step.shape.rows))
             drafter.observe(step.shape, rotations)
 
     def _runs_of(self, shape: StepShape) -> Tensor:

@@ -4,7 +4,7 @@ It writes to static buffers and reads static tables, so a step can be captured i
 Matmuls run over all rows together. Attention runs over single tokens and over longer segments separately.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from kakeya.engine.cuda.weights import DeviceLayer, DeviceWeights
 from kakeya.engine.cuda.workspace import Workspace
 from kakeya.engine.slab import SlabPool
 from kakeya.kernels.gpu import (
+    READ_TOGETHER,
     AttentionLayer,
     AttentionShape,
     GpuKernels,
@@ -33,13 +34,13 @@ from kakeya.types import Numerics
 # KV splits in exact numerics: the order of additions must not depend on the number of rows.
 EXACT_SPLITS = 2
 
-# From so many sessions on it pays that the new tokens of a drafting step read their slab together.
-_READ_TOGETHER = 8
-
 _ONE_ROW = StepShape(1)
 
 # tap(layer, hidden) gets each layer's output, float32 [rows, hidden], before it changes again.
 Tap = Callable[[int, Tensor], None]
+# Where the outputs of some layers are copied to, as elements: columns of wider rows.
+Copies = Mapping[int, Tensor]
+_NO_COPIES: Copies = {}
 
 
 class FusedDecoder:
@@ -76,7 +77,13 @@ class FusedDecoder:
         rows = self._tables.rows(0, shape.rows)
         return [self._rotations(rows, shape.rows, rope) for rope in range(len(self._ropes))]
 
-    def run(self, step: Arrangement, rotations: Sequence[Tensor], tap: Tap | None = None) -> None:
+    def run(
+        self,
+        step: Arrangement,
+        rotations: Sequence[Tensor],
+        tap: Tap | None = None,
+        copies: Copies = _NO_COPIES,
+    ) -> None:
         """Run all layers. The rows that go through the head are left in the workspace, normed."""
         shape, space = step.shape, self._space
         rows = self._tables.rows(0, shape.rows)
@@ -89,9 +96,9 @@ class FusedDecoder:
             space.hidden[: shape.rows],
         )
         if self._fuses_rows(shape.rows):
-            self._few_rows(step, rotations, tap)
+            self._few_rows(step, rotations, tap, copies)
         else:
-            self._many_rows(step, rotations, tap)
+            self._many_rows(step, rotations, tap, copies)
 
     def head(self, shape: StepShape, first: int = 0, count: int | None = None) -> Tensor:
         """The logits of `count` rows that go through the head, from `first` on: float32 [count, vocab].
@@ -120,7 +127,9 @@ class FusedDecoder:
         sampled = self._space.sampled[first : first + len(logits)]
         self._kernels.sample(logits, rows, sampling, self._sampling_scratch, self.newest, sampled)
 
-    def _many_rows(self, step: Arrangement, rotations: Sequence[Tensor], tap: Tap | None) -> None:
+    def _many_rows(
+        self, step: Arrangement, rotations: Sequence[Tensor], tap: Tap | None, copies: Copies
+    ) -> None:
         space, count, eps = self._space, step.shape.rows, self._model.norm_eps
         hidden, normed = space.hidden[:count], space.normed[:count]
         layers, add_norm = self._weights.layers, self._kernels.add_norm
@@ -136,6 +145,8 @@ class FusedDecoder:
             is_last = index == len(layers) - 1
             next_norm = self._weights.final_norm if is_last else layers[index + 1].input_norm
             add_norm(hidden, projected, layer.post_mlp_norm, next_norm, eps, normed)
+            if index in copies:
+                self._kernels.drafts.take_columns(hidden, copies[index])
             if tap is not None:
                 tap(index, hidden)
 
@@ -143,7 +154,9 @@ class FusedDecoder:
         matrices = self._weights.layers[0].matrices.values()
         return self._fuses and all(self._kernels.fuses_rows(rows, each.weight) for each in matrices)
 
-    def _few_rows(self, step: Arrangement, rotations: Sequence[Tensor], tap: Tap | None) -> None:
+    def _few_rows(
+        self, step: Arrangement, rotations: Sequence[Tensor], tap: Tap | None, copies: Copies
+    ) -> None:
         """One row or a few: norms are the prologues of the matmuls, residuals and gates their epilogues."""
         space, eps, gemv, count = self._space, self._model.norm_eps, self._kernels.gemv, step.shape.rows
         buffers = (space.hidden, space.qkv, space.attended, space.gated)
@@ -154,7 +167,7 @@ class FusedDecoder:
             gemv(attended, layer.output.weight, hidden, residual=hidden)
             gate = self._model.activation
             gemv(hidden, layer.gate_up.weight, gated, norm=layer.mlp_norm, eps=eps, gate=gate)
-            gemv(gated, layer.down.weight, hidden, residual=hidden)
+            gemv(gated, layer.down.weight, hidden, residual=hidden, copy=copies.get(index))
             if tap is not None:
                 tap(index, hidden)
         self._kernels.add_norm(hidden, None, None, self._weights.final_norm, eps, space.normed[:count])
@@ -176,8 +189,10 @@ class FusedDecoder:
     def _attend(self, index: int, step: Arrangement, rotations: Sequence[Tensor]) -> None:
         space, kernels, shape = self._space, self._kernels, step.shape
         layer, rotation = self._attention_layers[index], rotations[self.rope_of_layer[index]]
-        if shape.sessions >= _READ_TOGETHER and shape.drafts and not self._exact:
-            rows, splits = self._tables.rows(0, shape.rows), self._splits(shape.sessions)
+        if shape.drafts and not self._exact:
+            reads_together = shape.sessions >= READ_TOGETHER
+            splits = self._splits(shape.sessions if reads_together else shape.rows)
+            rows = self._tables.rows(0, shape.rows)
             qkv, out = space.qkv[: shape.rows], space.attended[: shape.rows]
             kernels.draft_attention(qkv, layer, rotation, rows, shape.sessions, splits, self._scratch, out)
             return

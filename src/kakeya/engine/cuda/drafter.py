@@ -4,7 +4,7 @@ Its keys and values lie in the last layers of the slabs, so they are forked, sha
 session. A slab's *anchor* is the feature of its newest computed position: drafting starts there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,7 +21,6 @@ from kakeya.kernels.gpu import (
     AttentionShape,
     GpuKernels,
     RowTable,
-    SamplingScratch,
     Scratch,
     kv_splits,
 )
@@ -59,9 +58,12 @@ class DrafterPlan:
     @property
     def workspace(self) -> WorkspacePlan:
         limits = StepLimits(self.sessions, segments=1, tiles=1, head_rows=self.sessions)
-        return WorkspacePlan(
-            replace(self.model, intermediate_size=self.config.intermediate_size), limits, self.element
+        shape = replace(
+            self.model,
+            intermediate_size=self.config.intermediate_size,
+            vocab_size=self.config.draft_vocab_size,
         )
+        return WorkspacePlan(shape, limits, self.element)
 
     @property
     def nbytes(self) -> int:
@@ -69,6 +71,7 @@ class DrafterPlan:
         config, rows = self.config, whole_tiles(self.rows)
         row = (len(config.taps) + 2) * config.hidden_size + 2 * config.kv_size
         weights = sum(torch.Size(shape).numel() for shape in config.shapes.values())
+        weights += config.draft_vocab_size * config.hidden_size  # of the head
         return self.workspace.nbytes + 4 * (rows * row + weights)
 
 
@@ -91,8 +94,10 @@ class DeviceDrafter:
         self._device, self._element = pool.device, weights.dtype
         self._layers = [self._layer(stored, pool, index) for index in range(stored.config.layers)]
         self._fuse = self._matrix(stored.tensors["fuse.weight"])
-        self._fuse_bias = self._vector(stored.tensors["fuse.bias"])
+        self._fuse_bias = self._vector(stored.tensors["fuse.bias"]).expand(whole_tiles(1), -1).contiguous()
         self._final_norm = self._vector(stored.tensors["final_norm"])
+        self._draft_vocab = stored.draft_vocab.to(self._device, torch.int32)
+        self._head = self._guessable_rows(weights.head)
         self._make_buffers(plan, len(pool.storage))
 
     def _make_buffers(self, plan: DrafterPlan, slabs: int) -> None:
@@ -109,38 +114,57 @@ class DeviceDrafter:
         self._anchors = torch.zeros(slabs, n, device=device)
         self._guessed = torch.zeros(slabs, dtype=torch.int32, device=device)
         self._scratch = self._attention_scratch(plan.sessions)
-        self._sampling_scratch = SamplingScratch.of(len(self._space.logits), self._model.vocab_size, device)
 
     # In every step.
 
-    def tap(self, layer: int, hidden: Tensor) -> None:
-        """Take a layer's output."""
-        if layer in self._config.taps:
-            first = self._config.taps.index(layer) * self._config.hidden_size
-            self._kernels.drafts.take_columns(hidden, self._taps[: len(hidden)], first)
+    def taps(self, rows: int) -> Mapping[int, Tensor]:
+        """Where the outputs of the layers that it reads are copied to."""
+        n = self._config.hidden_size
+        return {
+            layer: self._taps[:rows, place * n : (place + 1) * n]
+            for place, layer in enumerate(self._config.taps)
+        }
 
     def observe(self, shape: StepShape, rotations: Sequence[Tensor]) -> None:
-        """Make features of what was tapped: keys and values of the history, and the anchors."""
-        count, eps = shape.rows, self._config.norm_eps
+        """Make features of what was copied: keys and values of the history, and the anchors."""
+        count = shape.rows
         rows, angles = self._tables.rows(0, count), rotations[self._rope]
-        features, normed = self._features[:count], self._normed[:count]
-        features.copy_(self._fuse_bias.expand_as(features))
-        addend: Tensor | None = self._fused(count)
+        features = self._features[:count]
+        fuses = len(self._fuse_bias) >= count and self._kernels.fuses_rows(count, self._fuse.weight)
+        (self._observe_few if fuses else self._observe_many)(features)
         for layer in self._layers:
-            self._kernels.add_norm(features, addend, None, layer.history_norm, eps, normed)
-            self._matmuls(self._normed, layer.history_kv, self._kv, count)
+            self._remember(layer, features, fuses=fuses)
             self._kernels.store_rows(self._kv[:count], layer.history, angles, rows)
-            addend = None
         if not shape.drafts:
             picked, slabs = self._tables.last_rows(shape)
             self._kernels.drafts.keep_anchors(features, picked, slabs, self._anchors)
 
+    def _observe_few(self, features: Tensor) -> None:
+        count = len(features)
+        self._kernels.gemv(self._taps[:count], self._fuse.weight, features, residual=self._fuse_bias[:count])
+
+    def _observe_many(self, features: Tensor) -> None:
+        count = len(features)
+        features.copy_(self._fuse_bias[0].expand_as(features))
+        unnormed = self._normed[:count]  # nobody needs what it is given
+        self._kernels.add_norm(features, self._fused(count), None, None, self._config.norm_eps, unnormed)
+
     def _fused(self, count: int) -> Tensor:
-        fused = self._normed  # free until the norm below fills it
+        fused = self._normed  # free until a layer norms the features
         if count <= len(self._space.projected):
             return self._matmuls.project(self._taps, self._fuse, count)
         self._matmuls(self._taps, self._fuse, fused, count)
         return fused[:count]
+
+    def _remember(self, layer: _DraftLayer, features: Tensor, *, fuses: bool) -> None:
+        """Make a layer's keys and values of features."""
+        kernels, count, eps = self._kernels, len(features), self._config.norm_eps
+        kv, normed = self._kv[:count], self._normed[:count]
+        if fuses and kernels.fuses_rows(count, layer.history_kv.weight):
+            kernels.gemv(features, layer.history_kv.weight, kv, norm=layer.history_norm, eps=eps)
+            return
+        kernels.add_norm(features, None, None, layer.history_norm, eps, normed)
+        self._matmuls(self._normed, layer.history_kv, self._kv, count)
 
     # In a drafting step.
 
@@ -162,7 +186,7 @@ class DeviceDrafter:
         _, sampling = self._tables.logits(shape, place * sessions, sessions)
         sampled = tokens[sessions : 2 * sessions]
         logits = self._logits(sessions)
-        self._kernels.sample(logits, rows, sampling, self._sampling_scratch, self._guessed, sampled)
+        self._kernels.drafts.choose(logits, self._draft_vocab, rows, sampling, self._guessed, sampled)
 
     def _layer_step(
         self,
@@ -203,8 +227,8 @@ class DeviceDrafter:
         gemv(gated, layer.down.weight, state, residual=state)
 
     def _logits(self, count: int) -> Tensor:
-        """What the verifier's head makes of the states."""
-        space, head, state = self._space, self._weights.head, self._state[:count]
+        """What the verifier's head makes of the states, for the tokens that are guessed."""
+        space, head, state = self._space, self._head, self._state[:count]
         eps, cap = self._config.norm_eps, self._model.logit_softcap
         if count == 1 and cap is None:
             self._kernels.gemv(state, head.weight, space.logits[:1], norm=self._final_norm, eps=eps)
@@ -250,6 +274,11 @@ class DeviceDrafter:
             # What is stored of the history has keys and values and no queries.
             history=AttentionLayer(pool.storage, place, replace(self._attention, heads=0)),
         )
+
+    def _guessable_rows(self, head: Matrix) -> Matrix:
+        """The rows of the verifier's head for the tokens that it can guess."""
+        is_whole = len(self._draft_vocab) == self._model.vocab_size
+        return head if is_whole else Matrix(head.weight.index_select(0, self._draft_vocab))
 
     def _matrix(self, tensor: Tensor) -> Matrix:
         return Matrix(tensor.to(self._device, self._element))

@@ -7,6 +7,7 @@ Both implement `GpuKernels` and agree up to rounding. The torch kernels run on a
 from kakeya.kernels.gpu.interface import (
     MAX_K_SPLITS,
     MAX_KV_SPLITS,
+    READ_TOGETHER,
     SEGMENT_FIELDS,
     TILE_ROWS,
     Activation,
@@ -28,6 +29,7 @@ __all__ = [
     "MAX_KV_SPLITS",
     "MAX_K_SPLITS",
     "MAX_MATMUL_ROWS",
+    "READ_TOGETHER",
     "SEGMENT_FIELDS",
     "TILE_ROWS",
     "Activation",

@@ -142,12 +142,27 @@ class GpuDrafts(Protocol):
         state_norm. Tokens as in `embed`. With anchors, each row's state first becomes its slab's anchor."""
         ...
 
-    def take_columns(self, hidden: Tensor, out: Tensor, first: int) -> None:
-        """out[:, first : first + n] = hidden, float32 [rows, n]. out is element, with wider rows."""
+    def take_columns(self, hidden: Tensor, out: Tensor) -> None:
+        """out = hidden, float32 [rows, n]. out is element: columns of wider rows."""
         ...
 
     def keep_anchors(self, features: Tensor, picked: Tensor | None, slabs: Tensor, anchors: Tensor) -> None:
         """anchors[slab] = the feature of each row, or of the row that it picks; nothing for padding."""
+        ...
+
+    def choose(
+        self,
+        logits: Tensor,
+        draft_vocab: Tensor,
+        rows: RowTable,
+        sampling: SamplingTable,
+        newest: Tensor,
+        sampled: Tensor,
+    ) -> None:
+        """sampled int32 [rows] = a guess for each row of logits: an id of `draft_vocab`, int32 [columns].
+
+        The likeliest, or one drawn with the row's temperature and random number. Filters are left out, as a
+        guess need not keep them. Also newest[slab] = the guess. Nothing for padding."""
         ...
 
     def judge(
@@ -246,12 +261,13 @@ class GpuKernels(Protocol):
         eps: float = 0.0,
         residual: Tensor | None = None,
         gate: Activation | None = None,
+        copy: Tensor | None = None,
     ) -> None:
         """A matmul of one row, or of a few where `fuses_rows`: out [rows, N] = x [rows, K] @ weight [N, K]^T.
 
         norm (float32 [K]): x is float32 and normed first. residual (float32 [rows, N], may be out itself) is
         added, and out is float32. gate: weight is [2 N, K], and out = gate(first half) * second half.
-        Residual and gate exclude each other.
+        Residual and gate exclude each other. copy: element [rows, N], columns of wider rows, becomes out too.
         """
         ...
 
@@ -309,8 +325,9 @@ class GpuKernels(Protocol):
         scratch: Scratch,
         out: Tensor,
     ) -> None:
-        """Store and attend as decode_attention does, for the rows of a drafting step (DraftTable): those of a
-        session read its slab together, which is faster and rounds differently."""
+        """Store and attend as decode_attention does, for the rows of a drafting step (DraftTable), which need
+        not be stored before. From READ_TOGETHER sessions on those of one read its slab together. It rounds
+        differently."""
         ...
 
     def prefill_attention(
@@ -345,6 +362,10 @@ class GpuKernels(Protocol):
         Only the slabs of `rows` are read. `scratch` must be made for this vocabulary and for as many rows.
         """
         ...
+
+
+# From so many sessions on it pays that the new tokens of a drafting step read their slab together.
+READ_TOGETHER = 8
 
 
 def kv_splits(rows: int, kv_heads: int) -> int:

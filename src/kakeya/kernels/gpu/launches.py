@@ -6,6 +6,7 @@ MMA_COLUMNS = 8  # the fewest columns of a tensor core's tile
 MAX_MATMUL_ROWS = 256  # beyond, cuBLAS fills the device
 TILE = 64  # rows of a tile, and the columns of x of one step along K
 _SMS = 132
+_LINE = 128  # bytes
 _MAX_SPLIT_COLUMNS = 576  # of x, where more splits make it shorter
 _MAX_OWN_COLUMNS = 1024  # of a split; beyond, cuBLAS is faster
 # With PDL, programs that outnumber the places which the predecessor leaves free are spread badly over the
@@ -139,6 +140,11 @@ def divide_work(units: int, rows: int, programs: int) -> tuple[int, int]:
     """
     share = -(-units // max(1, min(units, programs // rows)))
     return -(-units // share), share
+
+
+def lines(nbytes: int) -> int:
+    """A power of two of cache lines that covers so many bytes."""
+    return power_of_two(-(-nbytes // _LINE))
 
 
 def power_of_two(n: int) -> int:

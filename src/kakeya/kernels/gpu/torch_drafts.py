@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kakeya.kernels.gpu import torch_attention
-from kakeya.kernels.gpu.interface import DraftTable, RowTable
+from kakeya.kernels.gpu import philox, torch_attention
+from kakeya.kernels.gpu.interface import DraftTable, RowTable, SamplingTable
 
 
 class TorchDrafts:
@@ -33,12 +33,33 @@ class TorchDrafts:
         out[:, :n].copy_(torch_attention.normed(embedding, token_norm, eps))
         out[:, n:].copy_(torch_attention.normed(state, state_norm, eps))
 
-    def take_columns(self, hidden: Tensor, out: Tensor, first: int) -> None:
-        out[:, first : first + hidden.shape[1]].copy_(hidden)
+    def take_columns(self, hidden: Tensor, out: Tensor) -> None:
+        out.copy_(hidden)
 
     def keep_anchors(self, features: Tensor, picked: Tensor | None, slabs: Tensor, anchors: Tensor) -> None:
         rows = features if picked is None else features.index_select(0, picked)
         torch_attention.put_real(anchors, (slabs,), rows, slabs >= 0)
+
+    def choose(
+        self,
+        logits: Tensor,
+        draft_vocab: Tensor,
+        rows: RowTable,
+        sampling: SamplingTable,
+        newest: Tensor,
+        sampled: Tensor,
+    ) -> None:
+        is_warm = sampling.temperature > 0
+        scores = (logits - logits.amax(1, keepdim=True)) / torch.where(is_warm, sampling.temperature, 1.0)[
+            :, None
+        ]
+        running = scores.exp().cumsum(1)
+        target = philox.uniform(sampling.seed, sampling.positions).float() * running[:, -1]
+        drawn = (running <= target[:, None]).sum(1).clamp(max=logits.shape[1] - 1)
+        guesses = draft_vocab[torch.where(is_warm, drawn, logits.argmax(1))]
+        real = rows.slabs >= 0
+        sampled.copy_(torch.where(real, guesses, sampled))
+        torch_attention.put_real(newest, (rows.slabs,), guesses, real)
 
     def judge(
         self,

@@ -95,6 +95,7 @@ class TorchKernels:
         eps: float = 0.0,
         residual: Tensor | None = None,
         gate: Activation | None = None,
+        copy: Tensor | None = None,
     ) -> None:
         row = x.float() if norm is None else torch_attention.normed(x, norm, eps)
         result = functional.linear(row, weight.float())
@@ -102,6 +103,8 @@ class TorchKernels:
             self.gated(result, gate, out)
         else:
             out.copy_(result if residual is None else result + residual)
+        if copy is not None:
+            copy.copy_(out)
 
     def fuses_rows(self, rows: int, weight: Tensor) -> bool:
         del weight

@@ -6,6 +6,7 @@ from kakeya.kernels.gpu import launches
 from kakeya.kernels.gpu.device import decode, draft_attention as drafting, prefill as prefilling
 from kakeya.kernels.gpu.interface import (
     MAX_KV_SPLITS,
+    READ_TOGETHER,
     TILE_ROWS,
     AttentionLayer,
     PrefillTable,
@@ -26,7 +27,9 @@ def decode_attention(
     scratch: Scratch,
     out: Tensor,
     launch: Launch,
+    sessions: int | None = None,
 ) -> None:
+    """`sessions`: of a drafting step, whose rows are in waves of so many."""
     shape, count = layer.shape, len(qkv)
     assert launches.power_of_two(splits) == splits <= MAX_KV_SPLITS, f"{splits} splits"
     assert splits == 1 or count * splits <= len(scratch.partial_outputs), f"{count} rows in {splits} splits"
@@ -58,6 +61,7 @@ def decode_attention(
         shape.norm_eps,
         shape.softcap,
         layer.local_window,
+        sessions or 0,
         KV_HEADS=shape.kv_heads,
         GROUP=shape.group,
         PADDED=padded,
@@ -65,6 +69,7 @@ def decode_attention(
         D=shape.head_dim,
         BLOCK=form.slots,
         SPLITS=splits,
+        FRESH=max(16, launches.power_of_two(count // sessions)) if sessions else 0,
         QK_NORM=layer.query_norm is not None,
         CAPPED=shape.softcap > 0,
         num_warps=form.warps,
@@ -109,6 +114,9 @@ def draft_attention(
     out: Tensor,
     launch: Launch,
 ) -> None:
+    if sessions < READ_TOGETHER:
+        decode_attention(qkv, layer, rotations, rows, splits, scratch, out, launch, sessions)
+        return
     shape, count = layer.shape, len(qkv)
     assert splits == 1 or count * splits <= len(scratch.partial_outputs), f"{count} rows in {splits} splits"
     places, programs = count // sessions, sessions * shape.kv_heads * splits

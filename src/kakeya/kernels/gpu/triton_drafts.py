@@ -5,9 +5,10 @@ from torch import Tensor
 
 from kakeya.kernels.gpu import launches
 from kakeya.kernels.gpu.device import drafts
-from kakeya.kernels.gpu.interface import DraftTable, RowTable
+from kakeya.kernels.gpu.interface import DraftTable, RowTable, SamplingTable
 
 _COLUMNS = 1024
+_CHOICE_BLOCK, _CHOICE_WARPS = 8192, 16
 
 
 class TritonDrafts:
@@ -47,10 +48,10 @@ class TritonDrafts:
             **self._launch,
         )
 
-    def take_columns(self, hidden: Tensor, out: Tensor, first: int) -> None:
+    def take_columns(self, hidden: Tensor, out: Tensor) -> None:
         count, n = hidden.shape
         grid = (count, triton.cdiv(n, _COLUMNS))
-        drafts.take_columns[grid](hidden, out, first, out.stride(0), n, BLOCK=_COLUMNS, **self._launch)
+        drafts.take_columns[grid](hidden, out, out.stride(0), n, BLOCK=_COLUMNS, **self._launch)
 
     def keep_anchors(self, features: Tensor, picked: Tensor | None, slabs: Tensor, anchors: Tensor) -> None:
         n = features.shape[1]
@@ -62,6 +63,31 @@ class TritonDrafts:
             N=n,
             BLOCK=launches.power_of_two(n),
             PICKED=picked is not None,
+            **self._launch,
+        )
+
+    def choose(
+        self,
+        logits: Tensor,
+        draft_vocab: Tensor,
+        rows: RowTable,
+        sampling: SamplingTable,
+        newest: Tensor,
+        sampled: Tensor,
+    ) -> None:
+        drafts.choose_guess[(len(logits),)](
+            logits,
+            draft_vocab,
+            rows.slabs,
+            sampling.temperature,
+            sampling.seed,
+            sampling.positions,
+            newest,
+            sampled,
+            logits.stride(0),
+            logits.shape[1],
+            BLOCK=_CHOICE_BLOCK,
+            num_warps=_CHOICE_WARPS,
             **self._launch,
         )
 

@@ -141,9 +141,10 @@ class TritonKernels:
         eps: float = 0.0,
         residual: Tensor | None = None,
         gate: Activation | None = None,
+        copy: Tensor | None = None,
     ) -> None:
         if len(x) > 1:
-            self._few_rows(x, weight, out, norm, eps, residual, gate)
+            self._few_rows(x, weight, out, norm, eps, residual, gate, copy)
             return
         outputs, (weight_rows, columns) = out.shape[1], weight.shape
         launch = launches.gemv_launch(weight_rows, columns, gated=gate is not None)
@@ -153,6 +154,7 @@ class TritonKernels:
             x if norm is None else norm,
             x if residual is None else residual,
             out,
+            out if copy is None else copy,
             eps,
             outputs,
             K=columns,
@@ -161,6 +163,7 @@ class TritonKernels:
             NORM=norm is not None,
             RESIDUAL=residual is not None,
             GATE=rowwise.UNGATED if gate is None else _GATES[gate],
+            COPY=copy is not None,
             num_warps=launch.warps,
             num_stages=3,
             **self._launch,
@@ -180,6 +183,7 @@ class TritonKernels:
         eps: float,
         residual: Tensor | None,
         gate: Activation | None,
+        copy: Tensor | None,
     ) -> None:
         rows, outputs = out.shape
         columns = weight.shape[1]
@@ -189,16 +193,20 @@ class TritonKernels:
             x if norm is None else norm,
             x if residual is None else residual,
             out,
+            out if copy is None else copy,
             eps,
             rows,
             outputs,
+            out.stride(0) if copy is None else copy.stride(0),
             K=columns,
             ROWS=8 if rows <= 8 else launches.MAX_FEW_ROWS,
             OUTPUTS=_FEW_ROWS_OUTPUTS,
             DEPTH=launches.few_rows_depth(columns),
+            LINES=launches.lines(columns * weight.itemsize),
             NORM=norm is not None,
             RESIDUAL=residual is not None,
             GATE=rowwise.UNGATED if gate is None else _GATES[gate],
+            COPY=copy is not None,
             num_warps=2,
             num_stages=5,
             **self._launch,
@@ -226,6 +234,7 @@ class TritonKernels:
             ROWS=launches.TILE,
             COLUMNS=launch.columns,
             DEPTH=launches.TILE,
+            LINES=launches.lines(columns // splits * weight.itemsize),
             SPLITS=splits,
             GATE=rowwise.UNGATED if gate is None else _GATES[gate],
             num_warps=4,

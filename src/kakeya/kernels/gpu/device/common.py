@@ -31,6 +31,28 @@ def rotated(x, swapped, cos, sin, D: tl.constexpr):
 
 
 @triton.jit
+def heads_of_rows(at, real, norm_ptr, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
+    """Heads [columns, D] and the same with swapped halves: float32, normed, zero where not real."""
+    dim = tl.arange(0, D)
+    other = (dim + D // 2) % D
+    x = tl.load(at[:, None] + dim[None, :], mask=real[:, None], other=0.0).to(tl.float32)
+    swapped = tl.load(at[:, None] + other[None, :], mask=real[:, None], other=0.0).to(tl.float32)
+    if QK_NORM:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
+        x = x * scale * tl.load(norm_ptr + dim)[None, :]
+        swapped = swapped * scale * tl.load(norm_ptr + other)[None, :]
+    return x, swapped
+
+
+@triton.jit
+def rotated_rows(x, swapped, cos_at, rotation_stride, D: tl.constexpr):
+    """Rotated by angles that each row of x has of its own: cos_at [rows]."""
+    half = tl.arange(0, D) % (D // 2)
+    at = cos_at[:, None] + half[None, :]
+    return rotated(x, swapped, tl.load(at), tl.load(at + rotation_stride), D)
+
+
+@triton.jit
 def head_at(at, norm_ptr, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
     """One head, and the same with its halves swapped: float32 [D], normed.
 

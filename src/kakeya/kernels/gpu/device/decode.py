@@ -1,16 +1,27 @@
-"""Decode attention over slabs in place: one new token for each session of a batch.
+"""Decode attention over slabs in place: one new token for each session of a batch, or a few new tokens.
 
 One program computes the query heads that share a key head. It norms and rotates its queries and the new key,
 stores the new key and value in their slot, and attends to what the session may see: its sinks and its window.
 Each query head has two variants, rotated for the window and rotated for the sinks; both are columns of one
 matmul, whose rows are slots. Split-KV: with several splits each program takes a share of the slots, and the
 one that finishes last combines the partial outputs in a fixed order. So a row's bits depend on nothing else.
+
+Of several new tokens of a session each stores its own key and value, and makes those of the tokens before it
+once more, because these may not be stored yet: they are *fresh*.
 """
 
 import triton
 import triton.language as tl
 
-from kakeya.kernels.gpu.device.common import MASKED, capped, new_key, rotated, slot_of
+from kakeya.kernels.gpu.device.common import (
+    MASKED,
+    capped,
+    heads_of_rows,
+    new_key,
+    rotated,
+    rotated_rows,
+    slot_of,
+)
 from kakeya.kernels.gpu.device.pdl import wait_for_predecessor
 
 # Scores are exponents of 2: exp2 is faster than exp.
@@ -73,18 +84,18 @@ def _store_token(keys, values, slot, key, value, D: tl.constexpr):
 
 
 @triton.jit
-def seen_slots(t, sink, slots, capacity, local_window):
-    """The slots of the earlier tokens that t sees, in two ranges: from the oldest of the ring up to its end,
-    and from slot 0 on, where sinks come first. Returns the begin and the end of the first, the end of the
-    second."""
+def seen_slots(t, fresh, sink, slots, capacity, local_window):
+    """The slots of the earlier tokens that t sees, but for the last `fresh` ones, in two ranges: from the
+    oldest of the ring up to its end, and from slot 0 on, where sinks come first. Returns the begin and the
+    end of the first, the end of the second."""
     window = capacity - sink
     # A layer with a local window sees distances below it, other layers every distance.
     reach = tl.where(local_window > 0, tl.minimum(local_window, window), window)
     oldest = tl.maximum(sink, t - reach + 1)
-    count = tl.maximum(t - oldest, 0)
+    count = tl.maximum(t - fresh - oldest, 0)
     begin = slot_of(oldest, sink, slots - sink)
     upper = tl.minimum(count, slots - begin)
-    return begin, begin + upper, tl.where(count > upper, sink + count - upper, tl.minimum(sink, t))
+    return begin, begin + upper, tl.where(count > upper, sink + count - upper, tl.minimum(sink, t - fresh))
 
 
 @triton.jit
@@ -109,15 +120,16 @@ def online_softmax(scores, seen, v, score_max, exp_sum, acc):
 
 @triton.jit
 def _attend_slots(
-    queries, keys, values, split, t, sink, slots, capacity, softcap, local_window,
+    queries, keys, values, split, t, fresh, sink, slots, capacity, softcap, local_window,
     PADDED: tl.constexpr, VARIANTS: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """The softmax of every variant over a split's slots: score_max, exp_sum [variants], acc [D, variants]."""
     variant = tl.arange(0, VARIANTS * PADDED) // PADDED
     in_window, at_sinks = (variant == 0)[None, :], (variant == 1)[None, :]
-    begin, high_end, low_end = seen_slots(t, sink, slots, capacity, local_window)
-    sinks_from = tl.where(local_window > 0, tl.minimum(t, capacity - 1) - local_window + 1, 0)
+    begin, high_end, low_end = seen_slots(t, fresh, sink, slots, capacity, local_window)
+    sinks_from = _sinks_from(t, capacity, local_window)
+    sinks_end = tl.minimum(sink, t - fresh)
     high_blocks = tl.cdiv(high_end - begin, BLOCK)
     blocks = high_blocks + tl.cdiv(low_end, BLOCK)
     score_max = tl.full([VARIANTS * PADDED], MASKED, tl.float32)
@@ -132,9 +144,42 @@ def _attend_slots(
         k, v = block_of_slots(keys, values, tl.minimum(slot, end - 1), D)
         scores = exponents(tl.dot(k, queries, input_precision="ieee"), softcap, CAPPED)
         seen = in_window & ((slot >= sink) & (slot < end))[:, None]
-        seen = seen | at_sinks & ((slot >= sinks_from) & (slot < tl.minimum(sink, t)))[:, None]
+        seen = seen | at_sinks & ((slot >= sinks_from) & (slot < sinks_end))[:, None]
         score_max, exp_sum, acc = online_softmax(scores, seen, v, score_max, exp_sum, acc)
     return score_max, exp_sum, acc
+
+
+@triton.jit
+def _sinks_from(t, capacity, local_window):
+    """The first sink that t sees."""
+    return tl.where(local_window > 0, tl.minimum(t, capacity - 1) - local_window + 1, 0)
+
+
+@triton.jit
+def _attend_fresh(
+    state, queries, first_at, wave_stride, cos_at, rotation_stride, key_norm_ptr, eps, values_from,
+    fresh, t, sink, capacity, softcap, local_window,
+    PADDED: tl.constexpr, VARIANTS: tl.constexpr, D: tl.constexpr, FRESH: tl.constexpr,
+    QK_NORM: tl.constexpr, CAPPED: tl.constexpr, ELEMENT: tl.constexpr,
+):  # fmt: skip
+    """Add to the softmax what the fresh tokens say, the first of which has its key at `first_at`."""
+    score_max, exp_sum, acc = state
+    dim, place = tl.arange(0, D), tl.arange(0, FRESH)
+    real = place < fresh
+    key_at = first_at + tl.where(real, place, 0).to(tl.int64) * wave_stride[0]
+    angle_at = cos_at + tl.where(real, place, 0) * wave_stride[1]
+    k, swapped = heads_of_rows(key_at, real, key_norm_ptr, eps, D, QK_NORM)
+    k = rotated_rows(k, swapped, angle_at, rotation_stride, D).to(ELEMENT)
+    v = tl.load(key_at[None, :] + values_from + dim[:, None], mask=real[None, :], other=0.0)
+    scores = exponents(tl.dot(k, queries, input_precision="ieee"), softcap, CAPPED)
+    position = t - fresh + place
+    window = capacity - sink
+    reach = tl.where(local_window > 0, tl.minimum(local_window, window), window)
+    variant = tl.arange(0, VARIANTS * PADDED) // PADDED
+    in_window = real & (position >= sink) & (position > t - reach)
+    at_sinks = real & (position < sink) & (position >= _sinks_from(t, capacity, local_window))
+    seen = (variant == 0)[None, :] & in_window[:, None] | (variant == 1)[None, :] & at_sinks[:, None]
+    return online_softmax(scores, seen, v, score_max, exp_sum, acc)
 
 
 @triton.jit
@@ -189,13 +234,14 @@ def decode_attention(
     qkv_ptr, pool_ptr, rotation_ptr, query_norm_ptr, key_norm_ptr,
     slab_ptr, position_ptr, sink_ptr, out_ptr, partial_ptr, stats_ptr, arrived_ptr,
     layer_offset, slab_stride, kv_stride, head_stride, qkv_stride, out_stride, rotation_stride,
-    capacity, slots, scale, eps, softcap, local_window,
+    capacity, slots, scale, eps, softcap, local_window, sessions,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, VARIANTS: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, FRESH: tl.constexpr,
     QK_NORM: tl.constexpr, CAPPED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row and key head, split). PADDED: the group, padded to a power of two. VARIANTS: two, or as
-    many as fill the columns of a tensor core's tile."""
+    many as fill the columns of a tensor core's tile. FRESH: 0, or row `place * sessions + session` is that
+    session's token at this place, and there are at most so many before it, padded to what a matmul takes."""
     wait_for_predecessor(PDL)
     row, kv_head, split = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS, tl.program_id(1)
     slab = tl.load(slab_ptr + row).to(tl.int64)
@@ -222,10 +268,22 @@ def decode_attention(
         _store_token(keys, values, slot_of(t, sink, slots - sink), key, own_value, D)
         own_score = _own_score(q, swapped, key, cos_ptr, rotation_stride, scale, softcap, D, CAPPED)
 
+    fresh = row // sessions if FRESH > 0 else 0
     score_max, exp_sum, acc = _attend_slots(
-        queries, keys, values, split, t, sink, slots, capacity, softcap, local_window,
+        queries, keys, values, split, t, fresh, sink, slots, capacity, softcap, local_window,
         PADDED, VARIANTS, D, BLOCK, SPLITS, CAPPED,
     )  # fmt: skip
+    if FRESH > 0:  # noqa: SIM102 - the outer one is decided by the compiler
+        if (split == SPLITS - 1) & (fresh > 0):
+            session = row % sessions
+            score_max, exp_sum, acc = _attend_fresh(
+                (score_max, exp_sum, acc), queries,
+                qkv_ptr + session * qkv_stride + (HEADS + kv_head) * D,
+                (sessions * qkv_stride, sessions * (D // 2)),
+                rotation_ptr + session * (D // 2), rotation_stride, key_norm_ptr, eps, KV_HEADS * D,
+                fresh, t, sink, capacity, softcap, local_window,
+                PADDED, VARIANTS, D, FRESH, QK_NORM, CAPPED, ELEMENT,
+            )  # fmt: skip
     score_max, exp_sum, acc = _merge_variants(
         score_max, exp_sum, acc, own_score, own_value, PADDED, VARIANTS, D
     )

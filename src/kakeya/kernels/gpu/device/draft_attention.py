@@ -9,31 +9,9 @@ slots that they overwrite are out of sight of all of them. A row's bits differ f
 import triton
 import triton.language as tl
 
-from kakeya.kernels.gpu.device.common import MASKED, rotated, slot_of
+from kakeya.kernels.gpu.device.common import MASKED, heads_of_rows, rotated_rows, slot_of
 from kakeya.kernels.gpu.device.decode import LOG2_E, block_of_slots, exponents, online_softmax, seen_slots
 from kakeya.kernels.gpu.device.pdl import wait_for_predecessor
-
-
-@triton.jit
-def _heads_of_rows(at, real, norm_ptr, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
-    """Heads [columns, D] and the same with swapped halves: float32, normed, zero where not real."""
-    dim = tl.arange(0, D)
-    other = (dim + D // 2) % D
-    x = tl.load(at[:, None] + dim[None, :], mask=real[:, None], other=0.0).to(tl.float32)
-    swapped = tl.load(at[:, None] + other[None, :], mask=real[:, None], other=0.0).to(tl.float32)
-    if QK_NORM:
-        scale = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
-        x = x * scale * tl.load(norm_ptr + dim)[None, :]
-        swapped = swapped * scale * tl.load(norm_ptr + other)[None, :]
-    return x, swapped
-
-
-@triton.jit
-def _rotated_rows(x, swapped, cos_at, rotation_stride, D: tl.constexpr):
-    """Rotated by angles that each row of x has of its own: cos_at [rows]."""
-    half = tl.arange(0, D) % (D // 2)
-    at = cos_at[:, None] + half[None, :]
-    return rotated(x, swapped, tl.load(at), tl.load(at + rotation_stride), D)
 
 
 @triton.jit
@@ -101,12 +79,12 @@ def draft_attention(
     real = (place < ROWS) & (member < GROUP)
     row = tl.minimum(place, ROWS - 1) * sessions + session
     head = kv_head * GROUP + member
-    x, swapped = _heads_of_rows(
+    x, swapped = heads_of_rows(
         qkv_ptr + row.to(tl.int64) * qkv_stride + head * D, real, query_norm_ptr, eps, D, QK_NORM
     )
     cos_at = rotation_ptr + variant * 2 * rotation_stride + row * (D // 2)
     scale = scale if CAPPED else scale * LOG2_E
-    queries = (_rotated_rows(x, swapped, cos_at, rotation_stride, D) * scale).to(ELEMENT).T
+    queries = (rotated_rows(x, swapped, cos_at, rotation_stride, D) * scale).to(ELEMENT).T
 
     score_max = tl.full([COLUMNS], MASKED, tl.float32)
     exp_sum = tl.zeros([COLUMNS], tl.float32)
@@ -125,8 +103,8 @@ def draft_attention(
         fresh = new < ROWS
         new_row = (tl.minimum(new, ROWS - 1) * sessions + session).to(tl.int64)
         key_at = qkv_ptr + new_row * qkv_stride + (HEADS + kv_head) * D
-        k, k_swapped = _heads_of_rows(key_at, fresh, key_norm_ptr, eps, D, QK_NORM)
-        k = _rotated_rows(k, k_swapped, rotation_ptr + new_row * (D // 2), rotation_stride, D).to(ELEMENT)
+        k, k_swapped = heads_of_rows(key_at, fresh, key_norm_ptr, eps, D, QK_NORM)
+        k = rotated_rows(k, k_swapped, rotation_ptr + new_row * (D // 2), rotation_stride, D).to(ELEMENT)
         v = tl.load(key_at[:, None] + KV_HEADS * D + dim[None, :], mask=fresh[:, None], other=0.0)
         slot = slot_of(t + new, sink, slots - sink)
         tl.store(keys + slot[:, None] * D + dim[None, :], k, mask=fresh[:, None])
@@ -139,7 +117,7 @@ def draft_attention(
         score_max, exp_sum, acc = online_softmax(scores, seen, v.T, score_max, exp_sum, acc)
 
     # What the first of them sees is what any of them sees of the slab, and more.
-    begin, high_end, low_end = seen_slots(t, sink, slots, capacity, local_window)
+    begin, high_end, low_end = seen_slots(t, 0, sink, slots, capacity, local_window)
     oldest = tl.maximum(sink, t - reach + 1)
     high_blocks = tl.cdiv(high_end - begin, BLOCK)
     blocks = high_blocks + tl.cdiv(low_end, BLOCK)

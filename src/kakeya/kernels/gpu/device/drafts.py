@@ -6,7 +6,9 @@ A drafting step has a wave of rows for each place of the draft: row `place * ses
 import triton
 import triton.language as tl
 
+from kakeya.kernels.gpu.device.draw import uniform
 from kakeya.kernels.gpu.device.pdl import wait_for_predecessor
+from kakeya.kernels.gpu.device.sampling import INFINITY, beta_of
 
 
 @triton.jit
@@ -41,13 +43,13 @@ def draft_input(
 
 
 @triton.jit
-def take_columns(hidden_ptr, out_ptr, first, out_stride, n, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Program (row, block of columns): out[row, first:first + n] = hidden[row]."""
+def take_columns(hidden_ptr, out_ptr, out_stride, n, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Program (row, block of columns): out[row, :n] = hidden[row]."""
     wait_for_predecessor(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     hidden = tl.load(hidden_ptr + row * n + at, mask=at < n, other=0.0)
-    tl.store(out_ptr + row * out_stride + first + at, hidden.to(out_ptr.dtype.element_ty), mask=at < n)
+    tl.store(out_ptr + row * out_stride + at, hidden.to(out_ptr.dtype.element_ty), mask=at < n)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slab_ptr", "picked_ptr"])
@@ -64,6 +66,55 @@ def keep_anchors(
     source = tl.load(picked_ptr + row) if PICKED else row
     feature = tl.load(feature_ptr + source.to(tl.int64) * N + at, mask=at < N, other=0.0)
     tl.store(anchor_ptr + slab * N + at, feature, mask=at < N)
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "slab_ptr", "temperature_ptr", "seed_ptr", "position_ptr", "sampled_ptr"
+    ]
+)  # fmt: skip
+def choose_guess(
+    logits_ptr, vocab_ptr, slab_ptr, temperature_ptr, seed_ptr, position_ptr, newest_ptr, sampled_ptr,
+    row_stride, count,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (row): the best of the row, or one drawn; sums are taken in float32."""
+    wait_for_predecessor(PDL)
+    row, lane = tl.program_id(0), tl.arange(0, BLOCK)
+    slab = tl.load(slab_ptr + row).to(tl.int64)
+    if slab < 0:
+        return
+    logits = logits_ptr + row.to(tl.int64) * row_stride
+    top = tl.full([BLOCK], -INFINITY, tl.float32)
+    where = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, count, BLOCK):
+        x = tl.load(logits + start + lane, mask=start + lane < count, other=-INFINITY)
+        better = x > top
+        top, where = tl.where(better, x, top), tl.where(better, start + lane, where)
+    best = tl.max(top, 0)
+    place = tl.min(tl.where(top == best, where, count - 1), 0)
+    temperature = tl.load(temperature_ptr + row)
+    if temperature > 0:
+        beta = beta_of(temperature)
+        total = tl.full([], 0.0, tl.float32)
+        for start in range(0, count, BLOCK):
+            total += tl.sum(_weights(logits, start + lane, count, best, beta), 0)
+        target = uniform(tl.load(seed_ptr + row), tl.load(position_ptr + row)).to(tl.float32) * total
+        before, place = tl.full([], 0.0, tl.float32), tl.full([], 0, tl.int32)
+        for start in range(0, count, BLOCK):
+            running = before + tl.cumsum(_weights(logits, start + lane, count, best, beta), 0)
+            place += tl.sum(((running <= target) & (start + lane < count)).to(tl.int32), 0)
+            before = tl.max(running, 0)
+        place = tl.minimum(place, count - 1)
+    guess = tl.load(vocab_ptr + place)
+    tl.store(sampled_ptr + row, guess)
+    tl.store(newest_ptr + slab, guess)
+
+
+@triton.jit
+def _weights(logits, at, count, best, beta):
+    x = tl.load(logits + at, mask=at < count, other=-INFINITY)
+    return tl.exp((x - best) * beta)
 
 
 @triton.jit(

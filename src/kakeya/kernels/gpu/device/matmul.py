@@ -7,21 +7,26 @@ sum in float32. The kernel that reads the result adds the partial sums, always i
 import triton
 import triton.language as tl
 
-from kakeya.kernels.gpu.device.pdl import wait_for_predecessor
+from kakeya.kernels.gpu.device.pdl import prefetch, wait_for_predecessor
 from kakeya.kernels.gpu.device.rowwise import UNGATED, activated
 
 
 @triton.jit
 def matmul(
     x_ptr, weight_ptr, out_ptr, rows, n,
-    K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SPLITS: tl.constexpr,
-    GATE: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LINES: tl.constexpr,
+    SPLITS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of rows, block of columns, split). A gated weight has 2 n rows: gate first."""
-    wait_for_predecessor(PDL)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    k = tl.program_id(2) * (K // SPLITS) + tl.arange(0, DEPTH)
+    share: tl.constexpr = K // SPLITS
+    first_row = weight_ptr + tl.minimum(column, n - 1).to(tl.int64) * K + tl.program_id(2) * share
+    prefetch(first_row, share, LINES, PDL)
+    if GATE != UNGATED:
+        prefetch(first_row + n * K, share, LINES, PDL)
+    wait_for_predecessor(PDL)
+    k = tl.program_id(2) * share + tl.arange(0, DEPTH)
     # Rows and columns beyond the last one repeat it, and are not stored.
     x_at = x_ptr + tl.minimum(row, rows - 1)[:, None] * K + k[None, :]
     weight_at = weight_ptr + tl.minimum(column, n - 1)[:, None] * K + k[None, :]
@@ -41,20 +46,24 @@ def matmul(
 
 @triton.jit
 def few_rows(
-    x_ptr, weight_ptr, norm_ptr, residual_ptr, out_ptr, eps, rows, n,
-    K: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
-    NORM: tl.constexpr, RESIDUAL: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, weight_ptr, norm_ptr, residual_ptr, out_ptr, copy_ptr, eps, rows, n, copy_stride,
+    K: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, LINES: tl.constexpr,
+    NORM: tl.constexpr, RESIDUAL: tl.constexpr, GATE: tl.constexpr, COPY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs): the GEMV of device.rowwise for up to ROWS rows, on tensor cores.
 
     The weight is the left side of the product: a tensor core takes 16 rows there, and 8 columns are enough.
     """
-    wait_for_predecessor(PDL)
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    first_row = weight_ptr + tl.minimum(output, n - 1).to(tl.int64) * K
+    prefetch(first_row, K, LINES, PDL)
+    if GATE != UNGATED:
+        prefetch(first_row + n.to(tl.int64) * K, K, LINES, PDL)
+    wait_for_predecessor(PDL)
     row, k = tl.arange(0, ROWS), tl.arange(0, DEPTH)
     # What is beyond the last row or output repeats it, and is not stored.
     x_at = x_ptr + tl.minimum(row, rows - 1)[:, None] * K + k[None, :]
-    weight_at = weight_ptr + tl.minimum(output, n - 1).to(tl.int64)[:, None] * K + k[None, :]
+    weight_at = first_row[:, None] + k[None, :]
     y = tl.zeros([OUTPUTS, ROWS], tl.float32)
     up = tl.zeros([OUTPUTS, ROWS], tl.float32)
     squares = tl.zeros([ROWS], tl.float32)
@@ -78,3 +87,6 @@ def few_rows(
     if RESIDUAL:
         y += tl.load(residual_ptr + place, mask=stored, other=0.0)
     tl.store(out_ptr + place, y.to(out_ptr.dtype.element_ty), mask=stored)
+    if COPY:
+        copy_at = copy_ptr + row[None, :] * copy_stride + output[:, None]
+        tl.store(copy_at, y.to(copy_ptr.dtype.element_ty), mask=stored)

@@ -114,33 +114,44 @@ def gated(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, GATE: tl.constexpr, 
 
 
 @triton.jit
+def _weights(weight_ptr, n, wanted, k, outputs, K: tl.constexpr, GATE: tl.constexpr):
+    """A block of the weight, and of its second half where it is gated."""
+    mask = wanted[:, None] & (k < K)[None, :]
+    at = weight_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
+    weight = tl.load(at, mask=mask, other=0.0)
+    up_weight = weight
+    if GATE != UNGATED:
+        up_weight = tl.load(at + outputs.to(tl.int64) * K, mask=mask, other=0.0)
+    return weight, up_weight
+
+
+@triton.jit
 def gemv(
-    x_ptr, weight_ptr, norm_ptr, residual_ptr, out_ptr, eps, outputs,
+    x_ptr, weight_ptr, norm_ptr, residual_ptr, out_ptr, copy_ptr, eps, outputs,
     K: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr,
-    NORM: tl.constexpr, RESIDUAL: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, RESIDUAL: tl.constexpr, GATE: tl.constexpr, COPY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs), with plain multiply-adds: tensor cores do not help a single row.
 
     The norm's scale is a factor of the whole row, so it is computed along the way and applied at the end.
+    No kernel writes weights, so the first block of them comes while the predecessor runs.
     """
-    wait_for_predecessor(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     wanted = n < outputs
+    k = tl.arange(0, COLUMNS)
+    weight, up_weight = _weights(weight_ptr, n, wanted, k, outputs, K, GATE)
+    wait_for_predecessor(PDL)
     first = tl.zeros([OUTPUTS, COLUMNS], tl.float32)
     second = tl.zeros([OUTPUTS, COLUMNS], tl.float32)
     squares = tl.zeros([COLUMNS], tl.float32)
     for start in range(0, K, COLUMNS):
-        k = start + tl.arange(0, COLUMNS)
-        inside = k < K
-        mask = wanted[:, None] & inside[None, :]
-        at = weight_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
-        weight = tl.load(at, mask=mask, other=0.0)
-        up_at = at + outputs.to(tl.int64) * K
-        up_weight = tl.load(up_at, mask=mask, other=0.0) if GATE != UNGATED else weight
-        x = tl.load(x_ptr + k, mask=inside, other=0.0).to(tl.float32)
+        if start > 0:
+            weight, up_weight = _weights(weight_ptr, n, wanted, start + k, outputs, K, GATE)
+        inside = start + k < K
+        x = tl.load(x_ptr + start + k, mask=inside, other=0.0).to(tl.float32)
         if NORM:
             squares += x * x
-            x = x * tl.load(norm_ptr + k, mask=inside, other=0.0)
+            x = x * tl.load(norm_ptr + start + k, mask=inside, other=0.0)
         first += weight.to(tl.float32) * x[None, :]
         if GATE != UNGATED:
             second += up_weight.to(tl.float32) * x[None, :]
@@ -153,3 +164,5 @@ def gemv(
     if RESIDUAL:
         y += tl.load(residual_ptr + n, mask=wanted, other=0.0)
     tl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), mask=wanted)
+    if COPY:
+        tl.store(copy_ptr + n, y.to(copy_ptr.dtype.element_ty), mask=wanted)
