@@ -25,7 +25,7 @@ class ShippedDrafter:
 DRAFTERS: Mapping[str, ShippedDrafter] = {
     "9b4050a8c9ab8919d950788df7ad3905973c35cfa8aabd7af97b31cbdadf940d": ShippedDrafter(
         "smollm2-135m-instruct.safetensors",
-        "6e9c80356db096ee3ffb3d9f04113c499c4b5c21fce038cd3ce206ff97ae8a46",
+        "5907af2dafdd2aa40526b2f3d3aca65ba554b68e4b3bf745ccdaf393357c60eb",
     ),
 }
 """By the fingerprint of the checkpoint that each was trained for."""
