@@ -108,7 +108,6 @@ BAD_STEPS: dict[str, tuple[dict[str, object], str]] = {
     "table of other rows": ({"tables": [SHORT, SHORT]}, r"cos and sin must be contiguous float32 \[3, 8\]"),
     "pool type": ({"pool": torch.zeros(2, 2, 2, 1, 10, 16).half()}, "pool must be contiguous float32 or bf"),
     "pool of fewer layers": ({"pool": torch.zeros(2, 1, 2, 1, 10, 16)}, "layer 1 and capacity 8 do not fit"),
-    "layers behind the pool's": ({"first_layer": 1}, "layer 2 and capacity 8 do not fit"),
     "capacity": ({"capacity": 11}, "layer 1 and capacity 11 do not fit"),
     "sinks": ({"sinks": torch.zeros(2, dtype=torch.int32)}, r"contiguous int64 \[n, 4\] and \[n\]"),
     "slab": ({"segments": torch.tensor([[0, 0, 2, 0], [2, 2, 1, 5]])}, "segment 1: no slab 2"),
@@ -142,3 +141,23 @@ def test_hidden_states_that_cannot_be_changed_in_place(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         best.run_network(network_of(best), hidden, attention())
+
+
+@pytest.mark.parametrize("first, end", [(0, 3), (-1, 1), (1, 1), (2, 1)])
+def test_layers_that_a_network_has_not(best: Kernels, first: int, end: int) -> None:
+    hidden, context = torch.randn(ROWS, 32), attention()
+    before = hidden.clone()
+    with pytest.raises(ValueError, match=f"layers {first} to {end} are none of 2"):
+        best.run_network(network_of(best), hidden, context, first, end)
+    assert torch.equal(hidden, before)
+    assert not context.pool.count_nonzero()
+
+
+def test_layers_one_by_one_are_all_layers(best: Kernels) -> None:
+    network, together = network_of(best), torch.randn(ROWS, 32)
+    apart, one, other = together.clone(), attention(), attention()
+    best.run_network(network, together, one)
+    best.run_network(network, apart, other, 0, 1)
+    best.run_network(network, apart, other, 1)
+    assert torch.equal(apart, together)
+    assert torch.equal(one.pool, other.pool)

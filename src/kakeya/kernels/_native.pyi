@@ -73,6 +73,7 @@ class Network:
 
 def run_network(
     network: Network,
+    first: int,
     tables: Sequence[tuple[int, int, int, int]],
     pool: int,
     bf16: bool,

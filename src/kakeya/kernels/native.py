@@ -319,20 +319,30 @@ class Kernels:
             handle.add_layer(*layer.arguments(shape))
         return Network(shape, layers, handle)
 
-    def run_network(self, network: Network, hidden: Tensor, attention: AttentionContext) -> None:
-        """Change hidden, float32 [rows, hidden], to what it is after the last layer; writes to the pool."""
-        shape = network.shape
+    def run_network(
+        self,
+        network: Network,
+        hidden: Tensor,
+        attention: AttentionContext,
+        first: int = 0,
+        end: int | None = None,
+    ) -> None:
+        """Change hidden, float32 [rows, hidden], to what it is after the layers from `first` to `end`, or to
+        the last; writes to the pool."""
+        shape, count = network.shape, len(network.layers)
+        end = count if end is None else end
+        if not 0 <= first < end <= count:
+            raise ValueError(f"layers {first} to {end} are none of {count}")
         rows = row_count(hidden, shape.hidden, "hidden")
         address(hidden, "hidden", (rows, shape.hidden))
         plane = (2, shape.kv_heads, attention.pool.shape[4], shape.head_dim)
-        last = attention.first_layer + len(network.layers) - 1
-        check_pool(attention.pool, plane, last, attention.capacity)
+        check_pool(attention.pool, plane, end - 1, attention.capacity)
         check_segments(attention.segments, attention.sinks)
-        if len(attention.tables) != len(network.layers):
-            raise ValueError(f"{len(attention.tables)} tables for {len(network.layers)} layers")
+        if len(attention.tables) != count:
+            raise ValueError(f"{len(attention.tables)} tables for {count} layers")
         for tables in {id(four): four for four in attention.tables}.values():
             check_angles(tables, (rows, shape.head_dim // 2))
-        self._native.run_network(network.handle, *attention.arguments(), rows, hidden.data_ptr())
+        self._native.run_network(network.handle, *attention.arguments(first, end), rows, hidden.data_ptr())
 
     def _check_columns(self, part: PackedPart, columns: int) -> None:
         if part.nbytes != self._native.packed_bytes(part.format, part.outputs, columns):

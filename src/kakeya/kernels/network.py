@@ -1,7 +1,7 @@
 """All layers of a decoder as one native call, and the attention of a step as it takes it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,7 +93,6 @@ class AttentionContext:
     """The attention of one planned batch, as `Kernels.attend` takes it, for every layer of a network.
 
     `tables`: cos, sin and those towards the sinks for each layer, float32 [rows, head_dim / 2].
-    `first_layer`: the place in the pool of the network's first layer.
     """
 
     tables: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]
@@ -103,20 +102,14 @@ class AttentionContext:
     capacity: int
     scale: float
     softcap: float
-    first_layer: int = 0
 
-    def of_layers(self, first: int, end: int) -> "AttentionContext":
-        """The same for a network of some of the layers."""
-        return replace(self, tables=self.tables[first:end], first_layer=self.first_layer + first)
-
-    def arguments(self) -> tuple[Any, ...]:
+    def arguments(self, first: int, end: int) -> tuple[Any, ...]:
+        """As the native library takes them for the layers from `first` to `end`."""
         slabs, layers, _, _, slots, _ = self.pool.shape
-        tables = [tuple(table.data_ptr() for table in four) for four in self.tables]
-        # Slabs are as far apart as ever, so a shifted address shifts the layers of all of them.
-        pool_at = self.pool.data_ptr() + self.first_layer * self.pool.stride(1) * self.pool.itemsize
-        pool = (pool_at, self.pool.dtype is torch.bfloat16, slabs, layers, slots)
+        tables = [tuple(table.data_ptr() for table in four) for four in self.tables[first:end]]
+        pool = (self.pool.data_ptr(), self.pool.dtype is torch.bfloat16, slabs, layers, slots)
         segments = (self.segments.data_ptr(), self.sinks.data_ptr(), self.sinks.shape[0])
-        return (tables, *pool, *segments, self.capacity, self.scale, self.softcap)
+        return (first, tables, *pool, *segments, self.capacity, self.scale, self.softcap)
 
 
 def _vector(tensor: Tensor | None, name: str, size: int) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 from kakeya.kernels.network import AttentionContext
 from kakeya.models.config import LayerHeads, ModelConfig
 from kakeya.models.embedding import Embedding
-from kakeya.models.fused import FusedLayers, Tap
+from kakeya.models.fused import RunLayers, Tap
 from kakeya.models.layer import Layer
 from kakeya.models.linear import Linear, PackedLinear
 from kakeya.models.row_ops import RowOps, softcap
@@ -33,7 +33,7 @@ class Decoder:
         final_norm: Tensor,
         head: Linear,
         num_parameters: int,
-        fused: FusedLayers | None = None,
+        fused: RunLayers | None = None,
     ) -> None:
         self.config = config
         self.fused = fused

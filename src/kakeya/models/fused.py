@@ -1,6 +1,7 @@
 """Runs a decoder's layers as one native call, where the kernels can compute all of them."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -12,38 +13,36 @@ from kakeya.models.linear import Linear, PackedLinear
 
 # tap(layer, hidden): shown a layer's output, float32 [rows, hidden].
 Tap = Callable[[int, Tensor], None]
+# run(hidden, attention, tap, tapped): changes hidden to what it is after the last layer. The tap is shown the
+# layers `tapped`.
+RunLayers = Callable[[Tensor, AttentionContext, Tap | None, Sequence[int]], None]
 
 
-class FusedLayers:
-    """All layers in one native call, or in a few with taps in between."""
+def fused_layers(kernels: Kernels, config: ModelConfig, layers: Sequence[Layer[Linear]]) -> RunLayers | None:
+    """One native call, or a few with taps in between. None where an operation is not native."""
+    network = _network(kernels, config, layers)
+    return None if network is None else partial(_run, kernels, network)
 
-    def __init__(self, kernels: Kernels, network: Network) -> None:
-        self._kernels, self._network = kernels, network
-        self._parts: dict[tuple[int, int], Network] = {}
 
-    def __call__(
-        self, hidden: Tensor, attention: AttentionContext, tap: Tap | None = None, tapped: Sequence[int] = ()
-    ) -> None:
-        """Change hidden to what it is after the last layer. `tap` is shown the layers `tapped`."""
-        if tap is None:
-            self._kernels.run_network(self._network, hidden, attention)
-            return
-        first, count = 0, len(self._network.layers)
+def _run(
+    kernels: Kernels,
+    network: Network,
+    hidden: Tensor,
+    attention: AttentionContext,
+    tap: Tap | None,
+    tapped: Sequence[int],
+) -> None:
+    first, count = 0, len(network.layers)
+    if tap is not None:
         for layer in sorted(tapped):
-            self._run(first, layer + 1, hidden, attention)
+            kernels.run_network(network, hidden, attention, first, layer + 1)
             tap(layer, hidden)
             first = layer + 1
-        if first < count:
-            self._run(first, count, hidden, attention)
-
-    def _run(self, first: int, end: int, hidden: Tensor, attention: AttentionContext) -> None:
-        if (first, end) not in self._parts:
-            layers = self._network.layers[first:end]
-            self._parts[first, end] = self._kernels.network(self._network.shape, layers)
-        self._kernels.run_network(self._parts[first, end], hidden, attention.of_layers(first, end))
+    if first < count:
+        kernels.run_network(network, hidden, attention, first, count)
 
 
-def fused_network(kernels: Kernels, config: ModelConfig, layers: Sequence[Layer[Linear]]) -> Network | None:
+def _network(kernels: Kernels, config: ModelConfig, layers: Sequence[Layer[Linear]]) -> Network | None:
     """All layers in one, or None where an operation is not native. Each is then called alone, with the same
     bits."""
     if config.layer_heads or config.value_norm or config.query_temperature is not None:

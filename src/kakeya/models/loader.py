@@ -13,7 +13,7 @@ from kakeya.models.checkpoint import Checkpoint
 from kakeya.models.decoder import Decoder
 from kakeya.models.embedding import Embedding, block_rows, dense_rows
 from kakeya.models.float_types import FLOAT_NAMES, FLOAT_TYPES
-from kakeya.models.fused import FusedLayers, fused_network
+from kakeya.models.fused import fused_layers
 from kakeya.models.layer import Layer
 from kakeya.models.linear import Linear, PackedLinear, StackedLinear, dense_linear, quantized_linear
 from kakeya.models.packed import packed_parts
@@ -89,16 +89,10 @@ class _Loader:
             self._tensors.final_norm(),
             self._tied_head(table, dense) if head is None else self._linear(_HEAD, head),
             self._tensors.num_parameters,
-            self._fused(loaded),
+            None if self._kernels is None else fused_layers(self._kernels, self._config, loaded),
         )
         self._checkpoint.release()
         return decoder
-
-    def _fused(self, layers: Sequence[Layer[Linear]]) -> FusedLayers | None:
-        if self._kernels is None:
-            return None
-        network = fused_network(self._kernels, self._config, layers)
-        return None if network is None else FusedLayers(self._kernels, network)
 
     def _pack(self, matrices: Mapping[str, StoredMatrix]) -> None:
         if self._kernels is None:

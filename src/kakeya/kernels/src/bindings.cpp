@@ -208,10 +208,10 @@ void add_layer(kakeya::Network& network, const std::array<Address, 6>& norms, co
                             projection(down), at<float>(norms[5]), local_window});
 }
 
-void run_network(const kakeya::Network& network, const std::vector<std::array<Address, 4>>& tables, Address pool,
-                 bool bf16, std::int64_t slabs, std::int64_t layers, std::int64_t slots, Address segments,
-                 Address sinks, std::int64_t segment_count, std::int64_t capacity, float scale, float softcap,
-                 std::int64_t rows, Address hidden) {
+void run_network(const kakeya::Network& network, std::int64_t first, const std::vector<std::array<Address, 4>>& tables,
+                 Address pool, bool bf16, std::int64_t slabs, std::int64_t layers, std::int64_t slots,
+                 Address segments, Address sinks, std::int64_t segment_count, std::int64_t capacity, float scale,
+                 float softcap, std::int64_t rows, Address hidden) {
   kakeya::Attention attention = {};
   attention.heads = network.shape.heads;
   attention.kv_heads = network.shape.kv_heads;
@@ -231,7 +231,7 @@ void run_network(const kakeya::Network& network, const std::vector<std::array<Ad
   for (const auto& four : tables) {
     rotary.push_back({at<float>(four[0]), at<float>(four[1]), at<float>(four[2]), at<float>(four[3])});
   }
-  kakeya::run_network(network, attention, rotary, rows, at<float>(hidden));
+  kakeya::run_network(network, attention, first, rotary, rows, at<float>(hidden));
 }
 
 }  // namespace

@@ -99,14 +99,16 @@ class Step {
 
 }  // namespace
 
-void run_network(const Network& network, Attention attention, const std::vector<RotaryTables>& tables,
-                 std::int64_t rows, float* hidden) {
+void run_network(const Network& network, Attention attention, std::int64_t first,
+                 const std::vector<RotaryTables>& tables, std::int64_t rows, float* hidden) {
   static thread_local Buffers buffers;
   buffers.reserve(network.shape, rows);
   attention.row_count = rows;
   Step step(network, attention, rows, hidden, buffers);
-  for (std::size_t index = 0; index < network.layers.size(); ++index) {
-    step.run(network.layers[index], static_cast<std::int64_t>(index), tables[index]);
+  std::int64_t index = first;
+  for (const RotaryTables& table : tables) {
+    step.run(network.layers[static_cast<std::size_t>(index)], index, table);
+    ++index;
   }
 }
 

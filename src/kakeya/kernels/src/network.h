@@ -42,9 +42,9 @@ struct Network {
 // The rows' cos, sin, and cos, sin towards the sinks, [rows, head_dim / 2] each.
 using RotaryTables = std::array<const float*, 4>;
 
-// hidden [rows, shape.hidden], in place. `attention` says everything but the layer, its queries, keys, values and
-// result; `tables` has one entry for each layer.
-void run_network(const Network& network, Attention attention, const std::vector<RotaryTables>& tables,
-                 std::int64_t rows, float* hidden);
+// The layers from `first` on, one for each entry of `tables`: hidden [rows, shape.hidden], in place. `attention` says
+// everything but the layer, its queries, keys, values and result.
+void run_network(const Network& network, Attention attention, std::int64_t first,
+                 const std::vector<RotaryTables>& tables, std::int64_t rows, float* hidden);
 
 }  // namespace kakeya
