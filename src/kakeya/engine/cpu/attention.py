@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kakeya.engine.batch import Segment
-from kakeya.engine.bounded import query_growth, rotations, visibility
+from kakeya.engine.bounded import Positions, query_growth, rotations, visibility
 from kakeya.engine.slab import KVSlab, SlabPool
 from kakeya.kernels import Kernels
 from kakeya.kernels.network import AttentionContext
@@ -26,22 +26,49 @@ from kakeya.models.rope import RopeConfig
 from kakeya.types import Numerics
 
 
+def attention_context(model: ModelConfig, pool: SlabPool, segments: Sequence[Segment]) -> AttentionContext:
+    """The attention of one planned batch in all layers, for a decoder that runs them in one native call.
+
+    Such layers all have slots of the same shape.
+    """
+    capacity, positions = pool.geometry.cache.capacity, _positions(segments)
+    tables = {rope: rotations(rope, capacity, positions) for rope in set(model.layer_ropes)}
+    places, sinks = _segments_and_sinks(segments)
+    return AttentionContext(
+        tables=[tables[rope] for rope in model.layer_ropes],
+        pool=pool.storage,
+        segments=places,
+        sinks=sinks,
+        capacity=capacity,
+        scale=model.query_scale,
+        softcap=model.attention_softcap or 0.0,
+    )
+
+
+def _positions(segments: Sequence[Segment]) -> Positions:
+    """The position of each row."""
+    return np.concatenate([np.arange(s.start, s.end, dtype=np.int64) for s in segments])
+
+
+def _segments_and_sinks(segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
+    """As the native kernels take them: slab, first row, rows and start position of each, and its sink."""
+    table, first_row = [], 0
+    for segment in segments:
+        table.append((segment.sequence.slab.index, first_row, segment.rows, segment.start))
+        first_row += segment.rows
+    sinks = [segment.sequence.slab.sink for segment in segments]
+    return torch.tensor(table, dtype=torch.int64), torch.tensor(sinks, dtype=torch.int64)
+
+
 class AttentionStep(ABC):
-    """The attention of one planned batch; `layers_written` counts the layers that have stored it."""
+    """The attention of one planned batch, layer by layer; `layers_written` counts the layers so far."""
 
     def __init__(self, model: ModelConfig, pool: SlabPool, segments: Sequence[Segment]) -> None:
         self.layers_written = 0
         self._model, self._pool = model, pool
         self._capacity = pool.geometry.cache.capacity
-        self._positions = np.concatenate([np.arange(s.start, s.end, dtype=np.int64) for s in segments])
+        self._positions = _positions(segments)
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
-
-    def context(self) -> AttentionContext | None:
-        """The attention of all layers, to run them in one native call; None where that is not possible.
-
-        The caller computes every layer: all of them count as written.
-        """
-        return None
 
     @abstractmethod
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -74,25 +101,7 @@ class NativeAttention(AttentionStep):
     ) -> None:
         super().__init__(model, pool, segments)
         self._kernels = kernels
-        table, first_row = [], 0
-        for segment in segments:
-            table.append((segment.sequence.slab.index, first_row, segment.rows, segment.start))
-            first_row += segment.rows
-        self._segments = torch.tensor(table, dtype=torch.int64)
-        self._sinks = torch.tensor([s.sequence.slab.sink for s in segments], dtype=torch.int64)
-
-    def context(self) -> AttentionContext:
-        model = self._model
-        self.layers_written = model.num_layers
-        return AttentionContext(
-            tables=[self._rotations(rope) for rope in model.layer_ropes],
-            pool=self._pool.of_layer(0),
-            segments=self._segments,
-            sinks=self._sinks,
-            capacity=self._capacity,
-            scale=model.query_scale,
-            softcap=model.attention_softcap or 0.0,
-        )
+        self._segments, self._sinks = _segments_and_sinks(segments)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         model = self._model

@@ -11,13 +11,14 @@ from kakeya.config import EngineConfig
 from kakeya.engine.backend import Reduction, StepOutput
 from kakeya.engine.batch import Segment
 from kakeya.engine.beginnings import GRANULE
-from kakeya.engine.cpu.attention import AttentionStep, NativeAttention, TorchAttention
+from kakeya.engine.cpu.attention import AttentionStep, NativeAttention, TorchAttention, attention_context
 from kakeya.engine.device import CPU
 from kakeya.engine.host import HostBackend
 from kakeya.engine.slab import SlabPool, prefix_cache_bytes, slab_geometry
 from kakeya.errors import InvariantViolation
 from kakeya.kernels import Kernels
 from kakeya.models.decoder import Decoder
+from kakeya.models.fused import Tap
 from kakeya.types import Numerics
 
 T = TypeVar("T")
@@ -50,8 +51,10 @@ class CpuBackend(HostBackend):
         model = decoder.config
         sizes = {model.heads_of(layer).head_dim for layer in range(model.num_layers)}
         self._attention: Callable[[Sequence[Segment]], AttentionStep]
+        self._is_fused = False
         if kernels is not None and all(map(kernels.supports_head_dim, sizes)):
             self._attention = partial(NativeAttention, kernels, model, pool)
+            self._is_fused = decoder.fused is not None
         else:
             self._attention = partial(TorchAttention, model, pool, numerics)
 
@@ -86,7 +89,6 @@ class CpuBackend(HostBackend):
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Compute all rows: the last hidden state of those whose logits are asked for, and of all rows the
         outputs of some layers."""
-        step = self._attention(segments)
         taps: dict[int, Tensor] = {}
 
         def keep(layer: int, output: Tensor) -> None:
@@ -95,17 +97,20 @@ class CpuBackend(HostBackend):
 
         tap = keep if hidden_layers else None
         token_ids = torch.tensor([token for s in segments for token in s.tokens], dtype=torch.int64)
-        fused = None if self._decoder.fused is None else step.context()
-        if fused is not None:
-            hidden = self._decoder.forward_fused(token_ids, fused, tap, hidden_layers)
+        if self._is_fused:
+            context = attention_context(self._decoder.config, self.pool, segments)
+            hidden = self._decoder.forward_fused(token_ids, context, tap, hidden_layers)
         else:
-            hidden = self._decoder.forward(token_ids, step.attend, tap)
-        if step.layers_written != self._decoder.config.num_layers:
-            raise InvariantViolation(
-                "INV-1", f"{step.layers_written} of {self._decoder.config.num_layers} layers were written"
-            )
+            hidden = self._layer_by_layer(token_ids, segments, tap)
         rows = _logit_rows(segments)
         return hidden if len(rows) == len(token_ids) else hidden[rows], taps
+
+    def _layer_by_layer(self, token_ids: Tensor, segments: Sequence[Segment], tap: Tap | None) -> Tensor:
+        step, layers = self._attention(segments), self._decoder.config.num_layers
+        hidden = self._decoder.forward(token_ids, step.attend, tap)
+        if step.layers_written != layers:
+            raise InvariantViolation("INV-1", f"{step.layers_written} of {layers} layers were written")
+        return hidden
 
 
 def _logit_rows(segments: Sequence[Segment]) -> list[int]:
