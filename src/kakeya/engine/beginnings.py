@@ -113,8 +113,6 @@ class Beginnings:
     ) -> None:
         self._share, self._granule, self._any_cut, self._observer = share, pool.granule, any_cut, observer
         self._cache = GranuleCache(pool)
-        self.lap = (pool.geometry.cache.capacity - 1) // pool.granule * pool.granule
-        """Where the last granule ends that a session has while nothing of it can be overwritten."""
         self._holders: dict[bytes, dict[TokenSequence, None]] = {}  # an ordered set for each digest
         self._held: dict[TokenSequence, list[bytes]] = {}
         self._chains: dict[tuple[TokenSequence, str], list[bytes]] = {}
@@ -163,12 +161,10 @@ class Beginnings:
             self._save(sequence, 0)
         self.forget(sequence)
 
-    def outgrows(self, sequence: TokenSequence, rows: int) -> None:
-        """So many rows are about to be written. Where they end the first lap, what no other live session has
-        moves into the cache, but for what stays in its slot."""
+    def outgrows(self, sequence: TokenSequence) -> None:
+        """The first lap is about to end: what no other live session has moves into the cache, but for what
+        stays in its slot."""
         slab = sequence.slab
-        if not slab.written <= self.lap < slab.written + rows:
-            return
         self._save(sequence, slab.pinned // self._granule)  # a recall overwrites what lies behind
         held, stays = self._held.get(sequence, []), slab.untouched // self._granule
         for digest in held[stays:]:

@@ -216,7 +216,7 @@ class Scheduler:
 
     def _most_rows(self, sequence: TokenSequence, room: int) -> int:
         """How many rows a segment of a prompt may have: a whole block where its bits depend on the cut."""
-        block, written, lap = self._config.block_tokens, sequence.slab.written, self._beginnings.lap
+        block, written, lap = self._config.block_tokens, sequence.slab.written, sequence.slab.pool.lap
         if not self._any_cut:
             return block
         outgrows = self._beginnings.is_on and len(sequence.tokens) >= self._config.cache.capacity

@@ -154,6 +154,8 @@ class SlabPool:
         self.geometry = geometry
         self.device = device
         self.granule = granule
+        self.lap = (geometry.cache.capacity - 1) // granule * granule
+        """Where the last granule ends that a session has while nothing of it can be overwritten."""
         self.transfers = threading.Lock()
         available = free_memory(device)
         places, recall = min(count, _UNDO_PLACES) if geometry.cache.recall else 0, geometry.cache.recall
@@ -300,6 +302,10 @@ class KVSlab:
     def live_bytes(self) -> int:
         storage = self.storage
         return self.filled_slots * (storage.nbytes // storage.shape[3])
+
+    def ends_first_lap(self, rows: int) -> bool:
+        """Whether the next `rows` tokens go beyond the last granule that nothing can overwrite yet."""
+        return self.written <= self.pool.lap < self.written + rows
 
     def reserve(self, rows: int) -> int:
         """Announce that `rows` tokens are about to be written; returns the first one's position.

@@ -18,6 +18,7 @@ from kakeya.engine.own_drafts import NAME as OWN_DRAFTS, OwnDrafts
 from kakeya.engine.request import QUEUED, Request
 from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.scheduler import Scheduler
+from kakeya.engine.sequence import TokenSequence
 from kakeya.errors import InvariantViolation
 from kakeya.types import StopReason, TokenEvent, TruncatedEvent
 
@@ -126,7 +127,7 @@ class Stepper:
             return None
         self._scheduler.repeat(before.segments)
         for segment in before.segments:
-            self._beginnings.outgrows(segment.sequence, 1 + before.own_drafts)
+            self._save_first_lap(segment.sequence, 1 + before.own_drafts)
             segment.sequence.slab.written += 1 + before.own_drafts
             segment.request.in_flight += 1 + before.own_drafts
         launched = self._launched(lambda: self._backend.follow(before.launched))
@@ -143,7 +144,7 @@ class Stepper:
                 segment.request.in_flight += 1 + drafts
         try:
             for segment in segments:
-                self._beginnings.outgrows(segment.sequence, segment.rows + drafts)
+                self._save_first_lap(segment.sequence, segment.rows + drafts)
                 segment.reserve()
             requests = [r for s in segments for r in s.sample_requests(self._config.cache.capacity)]
         except Exception as error:
@@ -155,6 +156,11 @@ class Stepper:
             launched = self._launched(lambda: self._backend.launch(segments, requests, hidden_layers))
         followed = self._may_be_followed(segments, requests)
         return _Step(segments, launched, followed, self._scheduler.changes)
+
+    def _save_first_lap(self, sequence: TokenSequence, rows: int) -> None:
+        """Let others have what the next rows may overwrite, if these are the first that may."""
+        if sequence.slab.ends_first_lap(rows):
+            self._beginnings.outgrows(sequence)
 
     def _own_count(self, sessions: int) -> int:
         return self._own_drafts.count(sessions) if self._own_drafts is not None else 0
