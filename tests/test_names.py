@@ -18,7 +18,7 @@ BEHAVIOURS: dict[str, set[str]] = {
     "cli": set(),
     "client": set(),
     "cluster": {"conformance", "console", "dying", "openai", "quotas"},
-    "engine": {"against_oracle", "families_bounded", "numerics", "real_weights"},
+    "engine": {"against_oracle", "families_bounded", "numerics", "one_token", "real_weights"},
     "engine/cpu": set(),
     "engine/mlx": {"opening"},
     "engine/cuda": {"engine", "gpu", "numerics", "opening", "scheduling", "triton"},
