@@ -1,4 +1,4 @@
-"""`kakeya cluster home` as a real process, on a leash."""
+"""`kakeya cluster home` as a real process."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from support.untraced import KAKEYA
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def test_a_home_ends_when_its_leash_is_let_go(tmp_path: Path) -> None:
+def test_a_home_ends_with_its_standard_input(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     secret = make_secret(tmp_path / "secret")
     place = ("--name", "h-1", "--node", "here", "--label", "gold", "--shared", str(tmp_path), "--leash")

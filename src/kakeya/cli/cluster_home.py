@@ -88,9 +88,9 @@ class HomeOptions(ServeOptions):
 
 
 def home(context: typer.Context, options: HomeOptions) -> None:
-    """Serve as a home until a signal, or until the leash is let go."""
+    """Serve as a home until a signal, or with `--leash` until the standard input ends."""
     if options.leash:
-        threading.Thread(target=_end_with_input, name="kakeya-leash", daemon=True).start()
+        threading.Thread(target=_end_with_input, name="kakeya-input", daemon=True).start()
     run(Screen(), options, partial(_make_server, options), _announce)
 
 

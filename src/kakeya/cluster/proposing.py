@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 _START_S = 300.0
 _LOOK_S = 1.0
 # It ends with us, however we end: its standard input does.
-_LEASHED = (
+_PROGRAM = (
     "import os, threading; "
     "leave = lambda: (os.read(0, 1), os._exit(0)); "
     "threading.Thread(target=leave, daemon=True).start(); "
@@ -57,7 +57,7 @@ class ProposerKeeper:
         self._bury()
 
     def _begin(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-c", _LEASHED, "propose", "--bind", self.address, *self._arguments]
+        command = [sys.executable, "-c", _PROGRAM, "propose", "--bind", self.address, *self._arguments]
         environment = os.environ | {"KAKEYA_API_KEY": self._secret}
         return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
 
