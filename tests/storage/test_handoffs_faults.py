@@ -10,8 +10,8 @@ import pytest
 from kakeya.config import StateConfig
 from kakeya.errors import StorageFailed
 from kakeya.storage.files import Files
-from kakeya.storage.parcels import unpacked
 from kakeya.storage.records import Details, StoredAnswer, StoredSession
+from kakeya.storage.session_file import unpacked
 from kakeya.storage.store import StateStore
 from support.faults import Fails, Faulty, burst, dead
 

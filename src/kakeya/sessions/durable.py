@@ -26,8 +26,8 @@ from kakeya.sessions.shelf import Shelf, details_of
 from kakeya.sessions.store import SessionStore
 from kakeya.sessions.stored_stream import RecordedStoredStream, StoredStream
 from kakeya.storage.handoffs import Leaving
-from kakeya.storage.parcels import Parcel
 from kakeya.storage.records import StoredAnswer, StoredSession
+from kakeya.storage.session_file import SessionFile
 from kakeya.storage.store import StateStore
 from kakeya.storage.turns import StoredTurn
 from kakeya.types import Document, TierFacts, TokenRange
@@ -263,11 +263,11 @@ class Durable(Keeping):
     def leaving(self) -> list[Leaving]:
         return self._store.leaving()
 
-    def take_in(self, parcel: Parcel, answers: Answers) -> Session:
-        owner = parcel.session.owner
-        stored = self._store.take_in(parcel, self._sessions.next_number(owner))
-        _remember(parcel.answers, {stored.session_id}, answers)
-        return self._asleep(stored, parcel.turns[-1] if parcel.turns else None)
+    def take_in(self, moved: SessionFile, answers: Answers) -> Session:
+        owner = moved.session.owner
+        stored = self._store.take_in(moved, self._sessions.next_number(owner))
+        _remember(moved.answers, {stored.session_id}, answers)
+        return self._asleep(stored, moved.turns[-1] if moved.turns else None)
 
     def was_taken(self, session_id: str, epoch: int) -> bool:
         return self._store.was_taken(session_id, epoch)

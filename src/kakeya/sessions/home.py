@@ -15,7 +15,7 @@ from kakeya.sessions.lifetimes import Lifetimes
 from kakeya.sessions.limits import Limits
 from kakeya.sessions.store import SessionStore
 from kakeya.storage.handoffs import Leaving
-from kakeya.storage.parcels import unpacked
+from kakeya.storage.session_file import unpacked
 from kakeya.types import OwnerUsage, SessionInfo
 
 log = logging.getLogger(__name__)
@@ -99,11 +99,11 @@ class Home:
 
         It sleeps until it is used. Raises StateMismatch, and Conflict for one that was refused before.
         """
-        parcel = unpacked(file)
-        session = self.keeping.take_in(parcel, self.answers)
+        moved = unpacked(file)
+        session = self.keeping.take_in(moved, self.answers)
         self.store.restore(session)
         self.limits.session_recovered(session.owner)
-        log.info("session taken in", extra={"session_id": session.session_id, "epoch": parcel.epoch})
+        log.info("session taken in", extra={"session_id": session.session_id, "epoch": moved.epoch})
         return session.session_id
 
     def was_taken(self, session_id: str, epoch: int) -> bool:

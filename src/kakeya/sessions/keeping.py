@@ -15,7 +15,7 @@ from kakeya.sessions.answers import Answers, Call
 from kakeya.sessions.recording import RecordedStream
 from kakeya.sessions.session import Session
 from kakeya.storage.handoffs import Leaving
-from kakeya.storage.parcels import Parcel
+from kakeya.storage.session_file import SessionFile
 from kakeya.types import Document, TierFacts, TokenRange
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class Keeping:
         """Sessions of which nobody knows whether they were taken."""
         return []
 
-    def take_in(self, parcel: Parcel, answers: Answers) -> Session:
+    def take_in(self, moved: SessionFile, answers: Answers) -> Session:
         """A session that comes from elsewhere, stored; the answers to its request ids are known again."""
         raise _no_directory()
 

@@ -23,9 +23,9 @@ from kakeya.storage.fence import Fence
 from kakeya.storage.files import DirectoryLock, Files
 from kakeya.storage.handoffs import Leaving
 from kakeya.storage.histories import Histories
-from kakeya.storage.parcels import Parcel
 from kakeya.storage.records import Details, Records, Snapshot, StoredAnswer, StoredSession
 from kakeya.storage.sealing import open_sealer
+from kakeya.storage.session_file import SessionFile
 from kakeya.storage.snapshots import SnapshotFiles
 from kakeya.storage.turns import StoredTurn, Turns
 from kakeya.types import Document, Durability
@@ -206,39 +206,39 @@ class StateStore:
     def pack(self, session_id: str, epoch: int) -> list[bytes | memoryview]:
         """All that is stored of a session that sleeps on the disk, as the parts of a file."""
 
-        def read(db: sqlite3.Connection) -> Parcel:
+        def read(db: sqlite3.Connection) -> SessionFile:
             (stored,) = (each for each in self.records.sessions(db) if each.session_id == session_id)
             answers = [each for each in self.records.answers(db) if each.session_id == session_id]
             turns, tokens = self.turns.of(db, stored.history), self.histories.read(db, stored.history)
-            return Parcel(stored, epoch, self._model(db), tokens, answers, b"", tuple(turns))
+            return SessionFile(stored, epoch, self._model(db), tokens, answers, b"", tuple(turns))
 
-        parcel = self._ask(read)
-        snapshot = parcel.session.snapshot
-        return replace(parcel, snapshot=b"" if snapshot is None else self.load(snapshot)).packed()
+        moved = self._ask(read)
+        snapshot = moved.session.snapshot
+        return replace(moved, snapshot=b"" if snapshot is None else self.load(snapshot)).packed()
 
-    def take_in(self, parcel: Parcel, number: int) -> StoredSession:
+    def take_in(self, moved: SessionFile, number: int) -> StoredSession:
         """Store a session that comes from elsewhere, the owner's `number`-th here. Waits for the disk.
 
         Raises StateMismatch for one of another model, Conflict for one that was here or was refused before.
         """
         model = self._ask(self._model)
-        if parcel.model != model:
-            raise StateMismatch(f"the session is of {parcel.model}, and sessions here are of {model}")
-        snapshot = self._write_snapshot(parcel.snapshot, parcel.session)
+        if moved.model != model:
+            raise StateMismatch(f"the session is of {moved.model}, and sessions here are of {model}")
+        snapshot = self._write_snapshot(moved.snapshot, moved.session)
 
         def add(db: sqlite3.Connection) -> StoredSession:
-            handoffs.take(db, parcel.session.session_id, parcel.epoch)
+            handoffs.take(db, moved.session.session_id, moved.epoch)
             history = self.histories.create(db)
-            self.histories.write(db, history, 0, parcel.tokens)
-            for turn in parcel.turns:
+            self.histories.write(db, history, 0, moved.tokens)
+            for turn in moved.turns:
                 self.turns.put(db, history, turn)
             if snapshot is not None:
                 self.records.add_snapshot(db, snapshot)
-            stored = replace(parcel.session, number=number, history=history, snapshot=snapshot)
+            stored = replace(moved.session, number=number, history=history, snapshot=snapshot)
             self.records.add_session(db, stored)
-            for answer in parcel.answers:
+            for answer in moved.answers:
                 self._remember(db, answer)
-            return replace(stored, length=len(parcel.tokens))
+            return replace(stored, length=len(moved.tokens))
 
         try:
             return self._ask(add)

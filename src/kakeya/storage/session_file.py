@@ -20,7 +20,7 @@ _LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
-class Parcel:
+class SessionFile:
     """A stored session with its tokens, the answers to its request ids, its snapshot, if it has one, and what
     its turns brought back."""
 
@@ -48,7 +48,7 @@ class Parcel:
         return enveloped(_LENGTH.pack(len(written)), written, tokens, memoryview(self.snapshot))
 
 
-def unpacked(file: bytes | bytearray) -> Parcel:
+def unpacked(file: bytes | bytearray) -> SessionFile:
     """Raises StateDamaged unless the file is whole and a session's."""
     contents = contents_of(file)
     try:
@@ -61,7 +61,7 @@ def unpacked(file: bytes | bytearray) -> Parcel:
         answers = [StoredAnswer(**each) for each in header["answers"]]
         session = _session(header["session"])
         turns = tuple(map(_turn, header.get("turns", ())))  # earlier versions sent none
-        return Parcel(session, header["epoch"], header["model"], tokens, answers, rest[end:], turns)
+        return SessionFile(session, header["epoch"], header["model"], tokens, answers, rest[end:], turns)
     except (KeyError, TypeError, ValueError, struct.error) as error:
         raise StateDamaged(f"the file does not hold a stored session: {error}") from error
 
