@@ -433,7 +433,7 @@ def test_an_imported_session_need_not_be_computed_again(open_tiny: Open, tmp_pat
     session = new_session(runtime)
     answer(runtime, session, 40)
     imported, length = runtime.import_bytes(b"".join(runtime.export_bytes(session)))
-    runtime._keeping._shelf.stop()  # type: ignore[attr-defined]
+    runtime._keeping._disk.stop()  # type: ignore[attr-defined]
     snapshot = runtime._store.get(imported, "local").snapshot
     assert snapshot is not None
     assert snapshot.computed == length - 1

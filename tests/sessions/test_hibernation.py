@@ -16,9 +16,9 @@ from kakeya.engine.inbox import Inbox
 from kakeya.engine.moving import HostBuffers
 from kakeya.errors import StorageFailed, Unavailable
 from kakeya.runtime import Runtime
+from kakeya.sessions.disk_tier import DiskTier
 from kakeya.sessions.hibernation import Hibernation
 from kakeya.sessions.session import Session
-from kakeya.sessions.shelf import Shelf
 from kakeya.types import Durability, Numerics, TokenEvent
 from support import tiny
 from support.tiny import answer, new_session
@@ -114,13 +114,13 @@ def test_a_snapshot_is_taken_of_who_falls_asleep(
     runtime = opened(open_tiny, tmp_path)
     names = [new_session(runtime, prompt) for prompt in PROMPTS[:SLABS]]
     said(runtime, names[0])
-    save_soon = Shelf.save_soon
+    save_soon = DiskTier.save_soon
 
-    def save_and_wait(self: Shelf, falling: Session) -> None:
+    def save_and_wait(self: DiskTier, falling: Session) -> None:
         save_soon(self, falling)
         eventually(lambda: falling not in self._queued and not self.is_being_saved(falling))
 
-    monkeypatch.setattr(Shelf, "save_soon", save_and_wait)
+    monkeypatch.setattr(DiskTier, "save_soon", save_and_wait)
     with session(runtime, names[0]).lock:
         assert tiers(runtime).sleep(session(runtime, names[0]))
     assert runtime.info(names[0]).state == "host"
@@ -275,7 +275,7 @@ def test_a_wake_that_cannot_be_noted_gives_its_slab_back(
         raise StorageFailed("the disk is full")
 
     with monkeypatch.context() as broken:
-        broken.setattr(tiers(runtime)._shelf, "woken", full)
+        broken.setattr(tiers(runtime)._disk, "woken", full)
         with pytest.raises(StorageFailed):
             runtime.append(name, [3])
     assert runtime.info(name).state == "host"
@@ -305,17 +305,17 @@ def test_a_snapshot_that_fails_costs_others_none(
     """Whatever it fails of."""
     runtime = opened(open_tiny, tmp_path)
     first, second = (session(runtime, new_session(runtime, prompt)) for prompt in PROMPTS[:2])
-    save = Shelf._save_now
+    save = DiskTier._save_now
 
-    def fail_once(self: Shelf, asked: Session) -> None:
+    def fail_once(self: DiskTier, asked: Session) -> None:
         if asked is first:
             raise RuntimeError("a bug")
         save(self, asked)
 
-    monkeypatch.setattr(Shelf, "_save_now", fail_once)
+    monkeypatch.setattr(DiskTier, "_save_now", fail_once)
     for each in (first, second):
         said(runtime, each.session_id)
-        tiers(runtime)._shelf.save_soon(each)
+        tiers(runtime)._disk.save_soon(each)
     eventually(lambda: second.snapshot is not None)
     assert first.snapshot is None
     assert "a bug" in caplog.text
@@ -328,15 +328,15 @@ def test_a_snapshot_of_a_sleeper_takes_nothing_of_what_it_says_when_it_has_woken
     reader never takes."""
     runtime = opened(open_tiny, tmp_path, durability=Durability.NONE)
     name = new_session(runtime, PROMPTS[0])
-    begun, saves, catch_up = threading.Event(), threading.Event(), Shelf._catch_up
+    begun, saves, catch_up = threading.Event(), threading.Event(), DiskTier._catch_up
 
-    def catch_up_later(self: Shelf, falling: Session, tokens: "array[int]") -> None:
+    def catch_up_later(self: DiskTier, falling: Session, tokens: "array[int]") -> None:
         if threading.current_thread() is self._thread:
             begun.set()
             assert saves.wait(20)
         catch_up(self, falling, tokens)
 
-    monkeypatch.setattr(Shelf, "_catch_up", catch_up_later)
+    monkeypatch.setattr(DiskTier, "_catch_up", catch_up_later)
     with session(runtime, name).lock:
         assert tiers(runtime).sleep(session(runtime, name))
     assert begun.wait(20)
@@ -344,7 +344,7 @@ def test_a_snapshot_of_a_sleeper_takes_nothing_of_what_it_says_when_it_has_woken
     stream.next_event()
     eventually(lambda: stream.unread > 0)
     saves.set()
-    eventually(lambda: not tiers(runtime)._shelf.is_being_saved(session(runtime, name)))
+    eventually(lambda: not tiers(runtime)._disk.is_being_saved(session(runtime, name)))
     stream.cancel()
     runtime.append(name, [3])
     sequence = session(runtime, name).sequence

@@ -18,11 +18,11 @@ from kakeya.engine.stream import EventStream
 from kakeya.errors import KakeyaError, SessionBusy, SessionNotFound, StorageFailed, Unavailable
 from kakeya.observer import EngineObserver
 from kakeya.sessions.answers import Answers, Call
+from kakeya.sessions.disk_tier import DiskTier, details_of
 from kakeya.sessions.hibernation import Hibernation
 from kakeya.sessions.journal import GenerateJournal, StoredGenerate
 from kakeya.sessions.keeping import Keeping
 from kakeya.sessions.session import Asleep, Session
-from kakeya.sessions.shelf import Shelf, details_of
 from kakeya.sessions.store import SessionStore
 from kakeya.sessions.stored_stream import RecordedStoredStream, StoredStream
 from kakeya.storage.handoffs import Leaving
@@ -57,13 +57,13 @@ class Durable(Keeping):
         store.check_model(fingerprint, geometry_name(pool.geometry, spare=False))
         self._store, self._sessions, self._geometry = store, sessions, pool.geometry
         period = config.snapshot_tokens or pool.geometry.cache.window
-        self._shelf = Shelf(store, engine.moves, fingerprint, pool.geometry, period, block, observer)
+        self._disk = DiskTier(store, engine.moves, fingerprint, pool.geometry, period, block, observer)
         self._tiers = Hibernation(
-            engine.moves, pool.geometry, self._shelf, config.host_tier_bytes, block, observer, retriever
+            engine.moves, pool.geometry, self._disk, config.host_tier_bytes, block, observer, retriever
         )
         self._ends_lock = threading.Lock()
         self._ends: list[StoredAnswer] = []  # of generates that are over, which is not stored yet
-        self._shelf.start()
+        self._disk.start()
 
     # What was there before.
 
@@ -167,7 +167,7 @@ class Durable(Keeping):
         session.history = self._store.add(self._stored(session, 0), kept, answer).result()
         self._tiers.came(session)
         if tokens:  # it comes from elsewhere, with more than should ever be computed again
-            self._shelf.save_soon(session)
+            self._disk.save_soon(session)
 
     def forked(self, session: Session, original: Session, call: Call) -> None:
         assert session.sequence is not None
@@ -191,19 +191,19 @@ class Durable(Keeping):
         if not self._store.is_durable:
             return super().stream(session, call, wake, limit)
         stream = RecordedStoredStream(wake, limit) if call.request_id else StoredStream(wake)
-        progressed = self._shelf.progressed
+        progressed = self._disk.progressed
         stream.journal = GenerateJournal(self._store, session, call, progressed, self._end_not_stored)
         return stream
 
     def rested(self, session: Session) -> None:
         try:
-            self._shelf.rested(session, session.sequence.committed if session.sequence else 0)
+            self._disk.rested(session, session.sequence.committed if session.sequence else 0)
         except KakeyaError as error:  # closed: what is not stored here is counters
             log.info("counters of a session are not stored: %s", error)
 
     def recalled(self, session: Session, named: Sequence[TokenRange], call: Call) -> None:
         answer = call.answered(session.owner, [(each.start, each.end) for each in named])
-        self._shelf.note(session, is_open=True, answer=answer).result()
+        self._disk.note(session, is_open=True, answer=answer).result()
 
     @contextmanager
     def closing(self, session: Session, *, expired: bool = False) -> Iterator[None]:
@@ -309,12 +309,12 @@ class Durable(Keeping):
                     self._tiers.settle_down(session)
                 except KakeyaError as error:
                     log.error("session %s could not be stored: %s", session.session_id, error)
-        self._shelf.stop()
+        self._disk.stop()
 
     def end(self) -> None:
         """The engine has ended, and nothing more happens."""
         self._tiers.stop()
-        self._shelf.stop()
+        self._disk.stop()
         self._store.close()
 
     def _check_there(self, session: Session) -> None:

@@ -25,9 +25,9 @@ from kakeya.engine.slab import SlabGeometry
 from kakeya.engine.state import RecallState, SequenceState
 from kakeya.errors import Conflict, InvariantViolation, NoFreeSlab, SessionNotFound, StorageFailed
 from kakeya.observer import EngineObserver
+from kakeya.sessions.disk_tier import DiskTier
 from kakeya.sessions.reserve import Reserve
 from kakeya.sessions.session import Asleep, Session
-from kakeya.sessions.shelf import Shelf
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -47,14 +47,14 @@ class Hibernation:
         self,
         moves: Moves,
         geometry: SlabGeometry,
-        shelf: Shelf,
+        disk: DiskTier,
         host_bytes: int,
         block: int,
         observer: EngineObserver,
         retriever: Callable[[], Retriever | None] = lambda: None,
         patience: float = PATIENCE_S,
     ) -> None:
-        self._moves, self._geometry, self._shelf, self._block = moves, geometry, shelf, block
+        self._moves, self._geometry, self._disk, self._block = moves, geometry, disk, block
         self._retriever = retriever
         self._host_limit, self._observer, self._patience = host_bytes, observer, patience
         self._lock = threading.Lock()
@@ -162,7 +162,7 @@ class Hibernation:
             self._active.pop(session, None)
         self._moves.leave(sequence)
         if asleep.state is not None:
-            self._shelf.save_soon(session)  # not before: of a slab that is lent nothing can be copied
+            self._disk.save_soon(session)  # not before: of a slab that is lent nothing can be copied
         return True
 
     def settle_down(self, session: Session) -> None:
@@ -184,11 +184,11 @@ class Hibernation:
                 with self._lock:
                     del self._host[session]
                 raise
-        if not self._shelf.is_saved(session, state.committed):
+        if not self._disk.is_saved(session, state.committed):
             copy = self._moves.lift(state)
-            self._shelf.save(session, copy, tokens)
+            self._disk.save(session, copy, tokens)
             self._moves.buffers.give_back(copy.storage)
-        self._shelf.settle(session, tokens)
+        self._disk.settle(session, tokens)
         return asleep
 
     def _take_host_room(self, session: Session, needed: int) -> bool:
@@ -221,9 +221,9 @@ class Hibernation:
         asleep = session.asleep
         if asleep is None or asleep.state is None or asleep.tokens is None:
             return True  # it woke in the meantime
-        if not self._shelf.is_saved(session, asleep.computed):
-            self._shelf.save(session, asleep.state, asleep.tokens)
-        self._shelf.settle(session, asleep.tokens)
+        if not self._disk.is_saved(session, asleep.computed):
+            self._disk.save(session, asleep.state, asleep.tokens)
+        self._disk.settle(session, asleep.tokens)
         session.asleep = replace(asleep, state=None, tokens=None, retriever=None)
         with self._lock:
             self._host.pop(session, None)
@@ -244,10 +244,10 @@ class Hibernation:
         assert asleep is not None
         state, tokens = asleep.state, asleep.tokens
         if state is None or tokens is None:
-            state, tokens = self._shelf.load(session, asleep)
+            state, tokens = self._disk.load(session, asleep)
         sequence = self._prepare(session, asleep, state)
         try:
-            self._shelf.woken(session)
+            self._disk.woken(session)
             entered = self._enter(sequence, state, tokens)
         except BaseException:
             self._moves.leave(sequence)
@@ -272,7 +272,7 @@ class Hibernation:
     def _read_recall(self, session: Session, known: RecallState, state: SequenceState | None) -> RecallState:
         """Of a session on the disk: what its slots hold, and the turns that are computed again. What a client
         named is newer than its snapshot."""
-        turns = self._shelf.turns(session)
+        turns = self._disk.turns(session)
         if state is None or state.recall is None:
             return replace(known, recalled=(), past=turns)
         held = state.recall
@@ -306,7 +306,7 @@ class Hibernation:
                 self._host[session] = asleep.bytes_beside + taken
 
     def _recycle(self, session: Session, state: SequenceState) -> None:
-        if not self._shelf.is_being_saved(session):
+        if not self._disk.is_being_saved(session):
             self._moves.buffers.give_back(state.storage)
 
 

@@ -21,7 +21,7 @@ Kept = TypeVar("Kept", Record, Conversation)
 
 
 @dataclass
-class _Shelf:
+class _Owned:
     """What is kept for one owner, least recently used first."""
 
     records: OrderedDict[str, Record] = field(default_factory=OrderedDict)
@@ -53,25 +53,25 @@ class ResponseStore:
         self._forgotten = forgotten
         self._clock = clock
         self._swept_at = clock()
-        self._shelves: defaultdict[str, _Shelf] = defaultdict(_Shelf)
+        self._owned: defaultdict[str, _Owned] = defaultdict(_Owned)
 
     def record(self, owner: str, response_id: str) -> Record | None:
         """The owner's response; None when it is unknown, forgotten or somebody else's."""
-        return self._fresh(self._shelves[owner].records.get(response_id))
+        return self._fresh(self._owned[owner].records.get(response_id))
 
     def conversation(self, owner: str, conversation_id: str) -> Conversation | None:
         """The owner's conversation; None when it is unknown, forgotten or somebody else's."""
-        return self._fresh(self._shelves[owner].conversations.get(conversation_id))
+        return self._fresh(self._owned[owner].conversations.get(conversation_id))
 
     def conversations(self, owner: str) -> list[Conversation]:
         """The owner's, newest first."""
-        kept = tuple(self._shelves[owner].conversations.values())
+        kept = tuple(self._owned[owner].conversations.values())
         return [conversation for conversation in reversed(kept) if self._fresh(conversation)]
 
     def live(self, owner: str | None = None) -> list[Record]:
         """An owner's, or everybody's, that have a session, least recently used first."""
-        shelves = self._shelves.values() if owner is None else (self._shelves[owner],)
-        records = (record for shelf in shelves for record in shelf.records.values() if record.session)
+        everything = self._owned.values() if owner is None else (self._owned[owner],)
+        records = (record for owned in everything for record in owned.records.values() if record.session)
         return sorted(records, key=lambda record: record.last_used)
 
     def add(self, record: Record) -> None:
@@ -79,7 +79,7 @@ class ResponseStore:
         if record.parent is not None:
             record.parent.children += 1
             record.parent.newest_child = record.id
-        records = self._shelves[record.owner].records
+        records = self._owned[record.owner].records
         records[record.id] = record
         record.is_listed = True
         self._store(record)
@@ -89,7 +89,7 @@ class ResponseStore:
 
     def add_conversation(self, conversation: Conversation) -> None:
         """Remember a conversation. The oldest give way to it, except those that have a session."""
-        conversations = self._shelves[conversation.owner].conversations
+        conversations = self._owned[conversation.owner].conversations
         conversations[conversation.id] = conversation
         conversation.is_stored = True
         self.changed(conversation, whole=True)
@@ -100,8 +100,8 @@ class ResponseStore:
 
     def use(self, used: Record | Conversation) -> None:
         """It was made or continued just now."""
-        shelf = self._shelves[used.owner]
-        kept: OrderedDict[str, Any] = shelf.records if isinstance(used, Record) else shelf.conversations
+        owned = self._owned[used.owner]
+        kept: OrderedDict[str, Any] = owned.records if isinstance(used, Record) else owned.conversations
         used.last_used = used.tree.last_used = self._clock()
         self.changed(used)
         if used.id in kept:
@@ -112,11 +112,11 @@ class ResponseStore:
         kept.is_stored = True
         kept.last_used = self._clock() - idle
         kept.tree.last_used = max(kept.tree.last_used or kept.last_used, kept.last_used)
-        shelf = self._shelves[kept.owner]
+        owned = self._owned[kept.owner]
         if isinstance(kept, Conversation):
-            shelf.conversations[kept.id] = kept
+            owned.conversations[kept.id] = kept
         elif kept.is_listed:
-            shelf.records[kept.id] = kept
+            owned.records[kept.id] = kept
 
     def changed(self, kept: Record | Conversation, *, whole: bool = False) -> None:
         """Something of it is to be stored."""
@@ -141,7 +141,7 @@ class ResponseStore:
     def remove_conversation(self, conversation: Conversation) -> None:
         """Forget a conversation and the responses made in it, unless another conversation stands there."""
         self._forget_conversation(conversation)
-        for record in tuple(self._shelves[conversation.owner].records.values()):
+        for record in tuple(self._owned[conversation.owner].records.values()):
             if record.conversation_id == conversation.id and record.claims == 0:
                 self._forget(record)
 
@@ -170,23 +170,23 @@ class ResponseStore:
 
     def sweep(self) -> None:
         """Forget the trees that nobody used for too long."""
-        for shelf in self._shelves.values():
-            for conversation in tuple(shelf.conversations.values()):
+        for owned in self._owned.values():
+            for conversation in tuple(owned.conversations.values()):
                 if self._is_expired(conversation):
                     self._forget_conversation(conversation)
-            for record in tuple(shelf.records.values()):
+            for record in tuple(owned.records.values()):
                 if self._is_expired(record):
                     self._forget(record)
 
     def _forget(self, record: Record) -> None:
-        self._shelves[record.owner].records.pop(record.id, None)
+        self._owned[record.owner].records.pop(record.id, None)
         record.is_listed = False
         record.forget_details()
         self.changed(record, whole=True)
         self._let_go(record)
 
     def _forget_conversation(self, conversation: Conversation) -> None:
-        self._shelves[conversation.owner].conversations.pop(conversation.id, None)
+        self._owned[conversation.owner].conversations.pop(conversation.id, None)
         conversation.is_stored = False
         self._note(conversation)
         self.move(conversation, None)

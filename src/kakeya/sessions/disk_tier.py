@@ -22,7 +22,7 @@ from kakeya.storage.store import StateStore
 log = logging.getLogger(__name__)
 
 
-class Shelf:
+class DiskTier:
     """`save` and `load` wait for the disk. `save_soon` leaves it to a thread of its own, from `start` on."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Shelf:
         if self._thread.is_alive():
             self._thread.join()
 
-    # Onto the shelf.
+    # Onto the disk.
 
     def is_saved(self, session: Session, computed: int) -> bool:
         """Whether the newest snapshot has all that is computed."""
