@@ -30,10 +30,10 @@ from kakeya.engine.request import Request, RequestListener
 from kakeya.engine.scheduler import Scheduler
 from kakeya.engine.scoring import score_blocks
 from kakeya.engine.sequence import TokenSequence
+from kakeya.engine.shared_prompt import share_prompt
 from kakeya.engine.state import SequenceState, restore, snapshot
 from kakeya.engine.stepping import Stepper
 from kakeya.engine.stream import EventStream
-from kakeya.engine.twins import make_twins
 from kakeya.errors import (
     DeviceLost,
     HistoryMismatch,
@@ -213,7 +213,7 @@ class Engine:
                 copy.recall = self._recalls.fork(sequence.recall) if sequence.recall is not None else None
             self._beginnings.hold(copy)
             if self._backend.any_cut:
-                make_twins(sequence, copy, self._recalls.recalls_at(sequence))
+                share_prompt(sequence, copy, self._recalls.recalls_at(sequence))
             return copy
 
         return self._inbox.ask(fork)

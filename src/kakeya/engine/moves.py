@@ -82,7 +82,7 @@ class Moves:
         def lend() -> SequenceState:
             sequence.rest()
             self._beginnings.release(sequence)
-            sequence.leave_twins()
+            sequence.leave_shared_prompt()
             sequence.is_lent = True
             state = lent_state(sequence, self._backend.fingerprint)
             assert state.ready is not None

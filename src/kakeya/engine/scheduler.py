@@ -232,7 +232,7 @@ class Scheduler:
     def _may_run(self, request: Request) -> bool:
         if request.state is FINISHED or request.remaining <= 0:
             return False
-        if not _may_recall(request) or _waits_for_twin(request):
+        if not _may_recall(request) or _waits_for_prompt(request):
             return False
         # Unread tokens must stay within the spare slots, so that a cancel can take them back.
         spare = self._config.cache.spare - request.in_flight
@@ -253,9 +253,9 @@ def _may_recall(request: Request) -> bool:
     return request.recall is None or request.recall.may_go_on
 
 
-def _waits_for_twin(request: Request) -> bool:
-    twins = request.sequence.twins
-    return twins is not None and not request.is_decoding and not twins.leads(request.sequence)
+def _waits_for_prompt(request: Request) -> bool:
+    prompt = request.sequence.shared_prompt
+    return prompt is not None and not request.is_decoding and not prompt.leads(request.sequence)
 
 
 def _prompt_segment(request: Request, block: int) -> PlannedSegment | None:

@@ -13,7 +13,7 @@ from kakeya.observer import UNOBSERVED, EngineObserver
 
 if TYPE_CHECKING:
     from kakeya.engine.request import Request
-    from kakeya.engine.twins import Twins
+    from kakeya.engine.shared_prompt import SharedPrompt
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class TokenSequence:
         """Tokens that were copied from other sessions instead of computed."""
         self.recall = recall
         """None where nothing is ever brought back."""
-        self.twins: Twins | None = None
+        self.shared_prompt: SharedPrompt | None = None
         """Forks that wait for the same prompt."""
         self.is_lent = False
         """Others have its slab, or have given it away."""
@@ -75,7 +75,7 @@ class TokenSequence:
 
     def take_back(self, length: int) -> None:
         """Forget appended tokens that nothing was computed of."""
-        self.leave_twins()
+        self.leave_shared_prompt()
         del self.tokens[length:]
         self.committed = length
         self._drops_reported = self.dropped
@@ -186,13 +186,13 @@ class TokenSequence:
             self.error = SessionNotFound("the session is closed")
             self._release()
 
-    def leave_twins(self) -> None:
+    def leave_shared_prompt(self) -> None:
         """Wait for no other sequence, and let none copy this one."""
-        if self.twins is not None:
-            self.twins.leave(self)
+        if self.shared_prompt is not None:
+            self.shared_prompt.leave(self)
 
     def _release(self) -> None:
-        self.leave_twins()
+        self.leave_shared_prompt()
         self._leave(self)
         if self.draft is not None:
             self.draft.close()

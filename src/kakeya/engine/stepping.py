@@ -300,8 +300,8 @@ class Stepper:
         sequence.settle()
         if is_prompt:
             self._beginnings.computed(sequence, segment.start, kept)
-            if sequence.twins is not None:
-                sequence.twins.computed(sequence)
+            if sequence.shared_prompt is not None:
+                sequence.shared_prompt.computed(sequence)
 
     def _retry_alone(self, segments: Sequence[PlannedSegment], error: Exception) -> None:
         """A step raised: undo it, then run each segment alone, so that only the guilty request fails."""

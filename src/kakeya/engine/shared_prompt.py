@@ -8,7 +8,7 @@ recalls: that, and the prompt's last tokens, each computes by itself.
 from kakeya.engine.sequence import TokenSequence
 
 
-class Twins:
+class SharedPrompt:
     """Sequences that need the same first `end` tokens computed. Owned by the engine thread."""
 
     def __init__(self, end: int) -> None:
@@ -17,15 +17,15 @@ class Twins:
 
     def join(self, sequence: TokenSequence) -> None:
         """Become a member of this group and of no other."""
-        if sequence.twins is not None:
-            sequence.twins.leave(sequence)
+        if sequence.shared_prompt is not None:
+            sequence.shared_prompt.leave(sequence)
         self.members.add(sequence)
-        sequence.twins = self
+        sequence.shared_prompt = self
 
     def leave(self, sequence: TokenSequence) -> None:
         """From here on it computes for itself."""
         self.members.discard(sequence)
-        sequence.twins = None
+        sequence.shared_prompt = None
 
     def leads(self, sequence: TokenSequence) -> bool:
         """Whether the others wait for this one: of those that wait for a first token it is the furthest, or
@@ -48,7 +48,7 @@ class Twins:
             self.leave(each)
 
 
-def make_twins(original: TokenSequence, fork: TokenSequence, recalls_at: int) -> None:
+def share_prompt(original: TokenSequence, fork: TokenSequence, recalls_at: int) -> None:
     """Let the two share what neither has computed. `recalls_at`: the first position of this prompt that would
     see what is recalled.
 
@@ -60,10 +60,10 @@ def make_twins(original: TokenSequence, fork: TokenSequence, recalls_at: int) ->
     end = min(recalls_at, length - 1) if may_recall else length - 1
     if slab.written >= end:
         return
-    if original.twins is None or original.twins.end != end:
-        Twins(end).join(original)
-    assert original.twins is not None
-    original.twins.join(fork)
+    if original.shared_prompt is None or original.shared_prompt.end != end:
+        SharedPrompt(end).join(original)
+    assert original.shared_prompt is not None
+    original.shared_prompt.join(fork)
 
 
 def _progress(sequence: TokenSequence) -> tuple[int, int]:

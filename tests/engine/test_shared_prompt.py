@@ -83,7 +83,7 @@ def test_a_prompt_is_computed_once_for_all_forks(make: Make) -> None:
     streams = [engine.generate(each, 6, sampled(seed)) for seed, each in enumerate(sequences)]
     assert [tokens_of(stream) for stream in streams] == expected
     assert sum(counted.computed) == len(PROMPT) + 3  # the last token is each one's own
-    assert [each.twins for each in sequences] == [None] * 4
+    assert [each.shared_prompt for each in sequences] == [None] * 4
 
 
 def test_the_copy_counts_as_cached(make: Make) -> None:
@@ -156,18 +156,18 @@ def test_a_lent_fork_computes_for_itself(make: Make) -> None:
     original, fork = forks_of(engine, 2)
     engine.moves.lend(fork)
     engine.moves.stay(fork)
-    assert (original.twins.members, fork.twins) == ({original}, None)
+    assert (original.shared_prompt.members, fork.shared_prompt) == ({original}, None)
     assert tokens_of(engine.generate(original, 1, sampled(0)))
     counted.computed.clear()
     assert tokens_of(engine.generate(fork, 6, sampled(1))) == expected
     assert sum(counted.computed) == len(PROMPT)
 
 
-def test_what_is_computed_makes_no_twins(make: Make) -> None:
+def test_what_is_computed_is_not_shared(make: Make) -> None:
     engine, _ = make()
     sequence = engine.open("me", [])
     engine.append(sequence, [3])
-    assert engine.fork(sequence).twins is None
+    assert engine.fork(sequence).shared_prompt is None
 
 
 LONG = PROMPT * 3
@@ -259,7 +259,7 @@ def test_a_prompt_that_cannot_recall_yet_is_computed_once(make: Make) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_twin_that_goes_on_and_recalls_takes_nothing_from_the_other(make: Make, first: int) -> None:
+def test_a_fork_that_goes_on_and_recalls_takes_nothing_from_the_other(make: Make, first: int) -> None:
     """One says more and names what it wants to see again, the other asks as it is."""
     engine, _ = make(cache=WITH_RECALL)
     more = PROMPT[WITH_RECALL.capacity :] * 4
