@@ -55,7 +55,7 @@ class CacheConfig:
 
 _CPU_BLOCK, _CPU_BATCH = 128, 256
 # Where prompts must not be cut anywhere, streams wait for a whole block: a smaller one, at a price in speed.
-_CANONICAL_BLOCK = 32
+_ALIGNED_BLOCK = 32
 # A device of some hundred TFLOP/s wants large matmuls.
 _CUDA_BLOCK = 2048
 # Rows beside a block, one for each session, rounded up to whole 256s. The default capacity is below the most.
@@ -229,7 +229,7 @@ class EngineConfig:
         """
         if any_cut or self.prefill_block is not None or not self.max_stall_ms or self.capacity == 1:
             return self
-        return replace(self, prefill_block=_CANONICAL_BLOCK)
+        return replace(self, prefill_block=_ALIGNED_BLOCK)
 
     def resolved(self) -> "EngineConfig":
         """The same with every number written out and without keys, as reports have it."""

@@ -70,7 +70,7 @@ class Backend(Protocol):
     @property
     def any_cut(self) -> bool:
         """Whether prompts may be cut anywhere: a row's bits do not depend on it, or depend on its company in
-        any case. Elsewhere a prompt is computed in canonical blocks, each of them whole."""
+        any case. Elsewhere a prompt is computed in aligned blocks, each of them whole."""
         ...
 
     def is_lost(self) -> bool:

@@ -142,9 +142,9 @@ def score_segment(sequence: TokenSequence, block: int) -> Segment:
 
 
 def _next_block(sequence: TokenSequence, block: int) -> tuple[int, Sequence[int], bool]:
-    """Where the next canonical block starts, its tokens, and whether it is the last.
+    """Where the next aligned block starts, its tokens, and whether it is the last.
 
-    Its start is canonical because only whole blocks were computed before it.
+    It is aligned because only whole blocks were computed before it.
     """
     start = sequence.slab.written
     tokens = sequence.tokens[start : start + block]

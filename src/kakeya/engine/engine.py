@@ -284,7 +284,7 @@ class Engine:
         return self._inbox.ask(lambda: self._beginnings.is_kept(beginning))
 
     def score(self, token_ids: Sequence[int], pinned: int | None = None) -> Tensor:
-        """Next-token logits after each token [n, vocab], in canonical blocks on a slab of its own."""
+        """Next-token logits after each token [n, vocab], in aligned blocks on a slab of its own."""
         return torch.cat(list(score_blocks(self, token_ids, pinned)))
 
     def score_next(self, sequence: TokenSequence, reduce: Reduction[T]) -> list[T]:

@@ -341,7 +341,7 @@ class Recalls:
             self._searching.shutdown(wait=False, cancel_futures=True)
 
     def recalls_at(self, sequence: "TokenSequence") -> int:
-        """The first position of a prompt that sees what is recalled: the start of the canonical block that
+        """The first position of a prompt that sees what is recalled: the start of the aligned block that
         its last tokens begin in. It does not depend on how the history was cut into appends, nor, where a
         row's bits do not depend on how prompts are cut, on how much of it must be computed again."""
         written, end = sequence.slab.written, len(sequence.tokens)

@@ -49,7 +49,7 @@ def score_tokens(
 def _reduced(
     engine: "Engine", token_ids: Sequence[int], reduce: Reduction[T], pinned: int | None = None
 ) -> Generator[T, None, None]:
-    """What `reduce` makes of the logits after each token, in canonical blocks on a slab of its own."""
+    """What `reduce` makes of the logits after each token, in aligned blocks on a slab of its own."""
     if not token_ids:
         raise InvalidArgument("cannot score zero tokens")
     sequence = engine.open("score", (), pinned)
