@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kakeya.config import EngineConfig
-from kakeya.engine.beginnings import GRANULE
+from kakeya.engine.shared_prefixes import GRANULE
 from kakeya.loading import load_model
 from kakeya.types import KernelChoice, Numerics
 from support import serving

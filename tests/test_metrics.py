@@ -134,12 +134,12 @@ def test_tokens_are_counted_where_they_come_from(watched: Watched) -> None:
     assert watched.value("generation_tokens_total") == 6
 
 
-def test_shared_beginnings_are_counted(open_tiny: OpenTiny) -> None:
+def test_shared_prefixes_are_counted(open_tiny: OpenTiny) -> None:
     watched = Watched(open_tiny, tiny.engine_config(4, 96, 8, numerics=Numerics.EXACT))
-    runtime, beginning = watched.runtime, [5 + index % 50 for index in range(40)]
+    runtime, prefix = watched.runtime, [5 + index % 50 for index in range(40)]
     for length, shared in ((40, 0), (40, 39), (33, 32)):
         session = runtime.create_session()
-        runtime.append(session, beginning[:length])
+        runtime.append(session, prefix[:length])
         answer(runtime, session, 1)
         assert runtime.info(session).shared_tokens == shared
     assert watched.value("shared_beginnings_total") == 2

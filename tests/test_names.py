@@ -23,7 +23,7 @@ BEHAVIOURS: dict[str, set[str]] = {
     "engine/mlx": {"opening"},
     "engine/cuda": {"engine", "gpu", "numerics", "opening", "scheduling", "triton"},
     "grpc_server": {"chaos", "security"},
-    "http_server": {"restart", "shared_beginnings"},
+    "http_server": {"restart", "shared_prefixes"},
     "http_server/completions": set(),
     "http_server/messages": set(),
     "http_server/responses": {"branches", "streaming", "tools"},

@@ -205,14 +205,14 @@ def test_scores_are_next_token_logits(runtime: Runtime) -> None:
     assert torch.equal(logits, runtime.score(tokens))
 
 
-def test_a_beginning_is_warm_for_every_owner(open_tiny: OpenTiny) -> None:
+def test_a_prefix_is_warm_for_every_owner(open_tiny: OpenTiny) -> None:
     runtime = open_tiny(
         tiny.engine_config(4, 96, 8, numerics=Numerics.EXACT, prefix_cache_bytes=2 * 16 * 512)
     )
-    beginning = [5 + index % 50 for index in range(40)]
-    runtime.warm(beginning)
+    prefix = [5 + index % 50 for index in range(40)]
+    runtime.warm(prefix)
     session = runtime.create_session(owner="somebody")
-    runtime.append(session, [*beginning, 7], owner="somebody")
+    runtime.append(session, [*prefix, 7], owner="somebody")
     list(runtime.generate(session, 1, owner="somebody"))
     assert runtime.info(session, owner="somebody").shared_tokens == 32
     with pytest.raises(

@@ -58,11 +58,11 @@ class Metrics(EngineObserver):
         gauge, counter = partial(Gauge, registry=self.registry), partial(Counter, registry=self.registry)
         self._prompt = counter("kakeya_prompt_tokens", "Prompt tokens computed")
         self._cached = counter("kakeya_cached_tokens", "Tokens of history that a generate found computed")
-        self._beginnings = counter("kakeya_shared_beginnings", "Prompts whose beginning was copied")
+        self._prefixes = counter("kakeya_shared_beginnings", "Prompts whose prefix was copied")
         self._shared = counter("kakeya_shared_tokens", "Prompt tokens that were copied instead of computed")
-        self._prefix_bytes = gauge("kakeya_prefix_cache_bytes", "Bytes that the cache of beginnings holds")
+        self._prefix_bytes = gauge("kakeya_prefix_cache_bytes", "Bytes that the prefix cache holds")
         self._prefix_evictions = counter(
-            "kakeya_prefix_cache_evictions", "Granules that left the cache of beginnings"
+            "kakeya_prefix_cache_evictions", "Granules that left the prefix cache"
         )
         self._generated = counter("kakeya_generation_tokens", "Tokens generated")
         self._evicted = counter("kakeya_evicted_tokens", "Tokens that left a window")
@@ -162,8 +162,8 @@ class Metrics(EngineObserver):
     def prompt_computed(self, tokens: int) -> None:
         self._prompt.inc(tokens)
 
-    def beginning_copied(self, tokens: int) -> None:
-        self._beginnings.inc()
+    def prefix_copied(self, tokens: int) -> None:
+        self._prefixes.inc()
         self._shared.inc(tokens)
 
     def prefix_cache(self, held_bytes: int, evicted: int) -> None:

@@ -26,11 +26,11 @@ class EngineObserver:
     def prompt_computed(self, tokens: int) -> None:
         """A prompt block was computed."""
 
-    def beginning_copied(self, tokens: int) -> None:
+    def prefix_copied(self, tokens: int) -> None:
         """So many tokens of a prompt were copied from what another session had computed."""
 
     def prefix_cache(self, held_bytes: int, evicted: int) -> None:
-        """What the cache of beginnings holds now, and how many of its granules gave way just now."""
+        """What the prefix cache holds now, and how many of its granules gave way just now."""
 
     def first_token(self, seconds: float) -> None:
         """The first token of a request, this long after it was queued."""

@@ -454,17 +454,17 @@ class Runtime:
         return self._lifetimes.sweep()
 
     def warm(self, token_ids: Sequence[int]) -> None:
-        """Compute a beginning before it is needed: sessions of every owner may copy it, and it is kept.
+        """Compute a prefix before it is needed: sessions of every owner may copy it, and it is kept.
 
         Raises ConfigError where it cannot be kept.
         """
         if self.config.share_beginnings is ShareBeginnings.OFF:
-            raise ConfigError("a beginning cannot be kept: share_beginnings is off")
+            raise ConfigError("a prefix cannot be kept: share_beginnings is off")
         if not self._engine.warm(token_ids):
             needed, held = len(token_ids) * self._facts.bytes_per_token, self._facts.prefix_cache_bytes
             raise ConfigError(
-                f"a beginning of {len(token_ids):,} tokens takes {needed:,} bytes and does not fit into the "
-                f"{held:,} bytes for beginnings beside those kept before; raise prefix_cache_bytes"
+                f"a prefix of {len(token_ids):,} tokens takes {needed:,} bytes and does not fit into the "
+                f"{held:,} bytes for prefixes beside those kept before; raise prefix_cache_bytes"
             )
 
     # Scoring a text, without a session.

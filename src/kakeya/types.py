@@ -17,9 +17,9 @@ class Numerics(StrEnum):
 
 
 class ShareBeginnings(StrEnum):
-    """Between whom the computed beginnings of histories are shared.
+    """Between whom the computed prefixes of histories are shared.
 
-    The time of an answer tells whoever asks whether someone among them has used the same beginning.
+    The time of an answer tells whoever asks whether someone among them has used the same prefix.
     """
 
     OWNER = "owner"

@@ -45,7 +45,7 @@ def test_capacity_is_what_the_budget_holds() -> None:
     assert capacity(5000, "50%", bytes_per_token=1) == 5000
 
 
-def test_beginnings_take_their_part_of_the_budget() -> None:
+def test_shared_prefixes_take_their_part_of_the_budget() -> None:
     assert capacity(None, "90MB", beside=lambda sessions: sessions * 10**6 // 8) == 80
     assert capacity(None, "90MB", beside=lambda sessions: 10 * 10**6) == 80
     with pytest.raises(ConfigError, match=r"81 sessions = 81.0 MB, beside 10.0 MB for shared"):
@@ -59,7 +59,7 @@ def test_more_than_fits_is_refused_with_the_arithmetic() -> None:
         capacity(600, "50%")
     assert str(refused.value) == (
         "capacity 600 does not fit: 1,000 bytes per token x 1,000 slots = 1,000,000 bytes per session, "
-        "x 600 sessions = 600.0 MB, beside 0 bytes for shared beginnings, recall and a proposer, "
+        "x 600 sessions = 600.0 MB, beside 0 bytes for shared prefixes, recall and a proposer, "
         "and the memory budget is 500.0 MB (50% of 1.0 GB free): room for 500. "
         "Lower --capacity or --window, or raise --memory-budget"
     )

@@ -164,10 +164,10 @@ def test_admission_follows_from_its_flags() -> None:
 @pytest.mark.parametrize(
     ("written", "fault"), [('{"text": ', "line 1: not a JSON object"), (None, "cannot be read")]
 )
-def test_beginnings_that_cannot_be_read_are_named(
+def test_prefixes_that_cannot_be_read_are_named(
     run: Run, tmp_path: Path, written: str | None, fault: str
 ) -> None:
-    file = tmp_path / "beginnings.jsonl"
+    file = tmp_path / "prefixes.jsonl"
     if written is not None:
         file.write_text(written)
     outcome = run("serve", "--warm-prefix", str(file))

@@ -142,14 +142,14 @@ def test_draft_state_travels_with_fork_and_export(make_engine: MakeEngine, oracl
 
 def test_what_was_copied_is_not_observed(make_engine: MakeEngine, oracle: Oracle) -> None:
     engine = make_engine(tiny.engine_config(window=30, prefill_block=8), Guesser(clairvoyant(oracle)))
-    beginning = PROMPT * 4
+    prefix = PROMPT * 4
     first, second = engine.open("someone", []), engine.open("someone", [])
-    say(engine, first, [*beginning, 3], 2)
-    assert say(engine, second, [*beginning, 4], 6) == oracle.greedy([*beginning, 4], 6, 2, 30)
+    say(engine, first, [*prefix, 3], 2)
+    assert say(engine, second, [*prefix, 4], 6) == oracle.greedy([*prefix, 4], 6, 2, 30)
     copied = engine.read(second, lambda s: s.copied)
     assert copied >= 16
     observed = engine.read(second, lambda s: s.draft.seats[0].state.observed)
-    assert observed == list(range(copied, len(beginning) + 6))
+    assert observed == list(range(copied, len(prefix) + 6))
 
 
 @pytest.mark.parametrize("guess", [[], [-1, 4], [tiny.VOCAB], [4] * 50])

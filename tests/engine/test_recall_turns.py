@@ -614,7 +614,7 @@ def test_a_reader_that_takes_nothing_holds_nobody_up(make: Make) -> None:
 # Beside sharing, and in files.
 
 
-def test_a_beginning_that_was_overwritten_is_not_shared(make: Make) -> None:
+def test_a_prefix_that_was_overwritten_is_not_shared(make: Make) -> None:
     changes = {"cache": replace(CACHE, recall=40, window=40), "capacity": 2}
     engine = make(share_beginnings=ShareBeginnings.OWNER, **changes)
     text = history(120)
@@ -623,7 +623,7 @@ def test_a_beginning_that_was_overwritten_is_not_shared(make: Make) -> None:
     engine.append(sequence, [7, 8])
     engine.recall(sequence, ranges((2, 22), (50, 70)))
     tokens_of(engine.generate(sequence, 1, GREEDY))
-    # Twenty tokens of the beginning are where they were; one granule of sixteen lies within.
+    # Twenty tokens of the prefix are where they were; one granule of sixteen lies within.
     other = open_with_recall(engine, recall=40)
     engine.append(other, text[:60])
     assert done_of(engine.generate(other, 1, GREEDY)).cached_token_count == 22

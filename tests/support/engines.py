@@ -13,13 +13,13 @@ from kakeya.config import EngineConfig
 from kakeya.engine.backend import Backend, Failed, LaunchedStep, Reduction, StepOutput, StepResult
 from kakeya.engine.backends import OpenedBackend, open_backend
 from kakeya.engine.batch import PENDING, PlannedSegment, Segment
-from kakeya.engine.beginnings import Beginnings
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import DraftRequest
 from kakeya.engine.request import Request
 from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.scheduler import Scheduler
 from kakeya.engine.sequence import TokenSequence
+from kakeya.engine.shared_prefixes import SharedPrefixes
 from kakeya.engine.slab import SlabGeometry, SlabPool
 from kakeya.engine.stream import EventStream
 from kakeya.models.checkpoint import Checkpoint
@@ -103,8 +103,8 @@ class Room:
         self._backend = backend
         geometry = SlabGeometry(1, 1, 2, config.cache, DType.FLOAT32)
         self._pool = SlabPool(geometry, config.capacity) if backend is None else backend.pool
-        beginnings = Beginnings(ShareBeginnings.OFF, self._pool, any_cut=any_cut)
-        self.scheduler = Scheduler(config, beginnings, any_cut=any_cut)
+        prefixes = SharedPrefixes(ShareBeginnings.OFF, self._pool, any_cut=any_cut)
+        self.scheduler = Scheduler(config, prefixes, any_cut=any_cut)
 
     def start(self, owner: str, prompt: int, emitted: int = 0, *, appends: int = 1) -> Request:
         """Queue a prompt of so many tokens, which came in so many appends of one length."""

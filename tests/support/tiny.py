@@ -14,13 +14,13 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from kakeya import kernels as native
 from kakeya.config import NO_PROPOSER, CacheConfig, EngineConfig
-from kakeya.engine.beginnings import GRANULE
 from kakeya.engine.cpu.backend import CpuBackend, cpu_pool
 from kakeya.engine.cuda.backend import CudaBackend
 from kakeya.engine.cuda.weights import load_weights
 from kakeya.engine.engine import Engine
 from kakeya.engine.proposer import Proposer
 from kakeya.engine.sequence import TokenSequence
+from kakeya.engine.shared_prefixes import GRANULE
 from kakeya.engine.slab import SlabPool, prefix_cache_bytes, slab_geometry
 from kakeya.kernels.gpu import load_gpu_kernels
 from kakeya.models.checkpoint import open_checkpoint

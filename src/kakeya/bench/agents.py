@@ -1,6 +1,6 @@
 """`kakeya bench agents`: many agents at once on one engine.
 
-What they share of a common beginning, whose prompt goes first, and how smooth streams stay beside prompts.
+What they share of a common prefix, whose prompt goes first, and how smooth streams stay beside prompts.
 Tokens are random, anew for each repetition, so nothing is shared but what should be.
 """
 
@@ -38,7 +38,7 @@ class AgentsResults(Results):
 
     crowd: int = 0
     first: Samples = field(default_factory=Samples)
-    """To the first token of an agent whose beginning nobody has computed."""
+    """To the first token of an agent whose prefix nobody has computed."""
     later: Samples = field(default_factory=Samples)
     """The same for agents after it: the median of each repetition."""
     alone: Samples = field(default_factory=Samples)

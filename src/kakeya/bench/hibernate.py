@@ -94,7 +94,7 @@ class Hibernate(EngineBenchmark[HibernateResults]):
     storm_s: Annotated[float, _sleep(help="For how long, and as long without.")] = 30.0
     prompt_len: Annotated[int, _sleep(help="Tokens that each holds first: fill the window.")] = 1100
     family: Annotated[
-        int, _sleep(help="Sessions that fork one beginning, seven eighths of what they hold first.")
+        int, _sleep(help="Sessions that fork one prefix, seven eighths of what they hold first.")
     ] = 1
     gen_tokens: Annotated[int, _sleep(help="Tokens of each answer.")] = 4
     host_tier_bytes: Annotated[int, _sleep(help="The host tier.")] = StateConfig.host_tier_bytes
@@ -163,7 +163,7 @@ class Hibernate(EngineBenchmark[HibernateResults]):
 class Family:
     """Sessions that begin alike, and what each goes on with."""
 
-    beginning: list[int]
+    prefix: list[int]
     texts: list[list[int]]
 
 
@@ -235,7 +235,7 @@ class _Night:
         self, runtime: "Runtime", families: Sequence[Family]
     ) -> tuple[list[str], list[list[int]]]:
         def turns(family: Family) -> list[tuple[str, list[int]]]:
-            with _beginning(runtime, family) as begin:
+            with _prefix(runtime, family) as begin:
                 sessions = ((begin(), text) for text in family.texts)
                 return [(session, self._say(runtime, session, text)) for session, text in sessions]
 
@@ -304,7 +304,7 @@ class _Night:
         with Runtime.open(bench.model, bench.engine_config(capacity=2)) as runtime:
             for place, family in enumerate(families):
                 self._run.progress(place / len(families), "solo runs")
-                with _beginning(runtime, family) as begin:
+                with _prefix(runtime, family) as begin:
                     for text in family.texts:
                         session = begin()
                         yield self._say(runtime, session, text), self._say(runtime, session, [2, 3])
@@ -346,13 +346,13 @@ R_ = TypeVar("R_")
 
 
 @contextmanager
-def _beginning(runtime: "Runtime", family: Family) -> Iterator[Callable[[], str]]:
+def _prefix(runtime: "Runtime", family: Family) -> Iterator[Callable[[], str]]:
     """The function makes a session that begins as the family does, which is computed once."""
-    if not family.beginning:
+    if not family.prefix:
         yield lambda: runtime.create_session(eos_token_ids=())
         return
     first = runtime.create_session(eos_token_ids=())
-    runtime.append(first, family.beginning)
+    runtime.append(first, family.prefix)
     list(runtime.generate(first, 1, SamplingParams(seed=1)))
     yield lambda: runtime.fork(first)[0]
     runtime.close_session(first)

@@ -63,7 +63,7 @@ def fitting_capacity(
 ) -> int:
     """How many sessions to make room for: what was asked, or what the budget holds.
 
-    `beside`: what shared beginnings, recall and a proposer take beside so many sessions. Raises ConfigError
+    `beside`: what shared prefixes, recall and a proposer take beside so many sessions. Raises ConfigError
     with the arithmetic when that does not fit.
     """
     session_bytes, room = bytes_per_token * slots, budget.bytes_of(available)
@@ -77,7 +77,7 @@ def fitting_capacity(
     raise ConfigError(
         f"capacity {wanted} does not fit: {bytes_per_token:,} bytes per token x {slots:,} slots "
         f"= {session_bytes:,} bytes per session, x {wanted:,} sessions = {total}, "
-        f"beside {human_bytes(beside(wanted))} for shared beginnings, recall and a proposer, "
+        f"beside {human_bytes(beside(wanted))} for shared prefixes, recall and a proposer, "
         f"and the memory budget is {budget.in_words(available)}: room for {fitting:,}. "
         "Lower --capacity or --window, or raise --memory-budget"
     )

@@ -153,7 +153,7 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
     """Check every setting that loading needs; returns what loads the runtime. Raises ConfigError."""
     asked, sessions = options.engine_config(), options.runtime_config()
     options.budget()
-    known = options.known_beginnings()
+    known = options.warm_prefixes()
     traces = tracing.from_environment(options.model)
 
     @uncollected()
@@ -166,8 +166,8 @@ def _loader(screen: Screen, options: ServeOptions) -> "Callable[[Metrics], Runti
         checkpoint, engine = open_checkpoint(path), chosen_backend(asked)
         engine = replace(engine, capacity=planned_capacity(options, checkpoint, engine))
         runtime = Runtime.open(checkpoint, engine, sessions, metrics, traces, name=options.model)
-        for beginning in known:
-            runtime.warm(beginning.token_ids(runtime.tokenizer))
+        for prefix in known:
+            runtime.warm(prefix.token_ids(runtime.tokenizer))
         del checkpoint  # frees its vocabulary of Python strings
         give_back_memory()
         return runtime

@@ -96,7 +96,7 @@ class Banner(Notices):
         if facts.share_beginnings != ShareBeginnings.OFF:
             among = "of one owner" if facts.share_beginnings == ShareBeginnings.OWNER else "of all owners"
             kept = human_bytes(facts.prefix_cache_bytes)
-            yield f"  shares    the same beginnings of sessions {among}, and {kept} of closed ones, taken now"
+            yield f"  shares    the same prefixes of sessions {among}, and {kept} of closed ones, taken now"
         if facts.recall:
             taken = human_bytes(facts.recall_bytes)
             yield f"  recalls   up to {facts.recall:,} tokens that left a window, with {taken}, taken now"

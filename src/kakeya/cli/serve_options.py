@@ -17,7 +17,7 @@ from kakeya.serving.config import AdmissionConfig, HttpConfig
 from kakeya.types import AdmissionPolicy, BackendChoice, Durability, ShareBeginnings
 
 if TYPE_CHECKING:
-    from kakeya.text.known_beginnings import KnownBeginning
+    from kakeya.text.warm_prefixes import WarmPrefix
 
 # A flag in one panel of the help.
 _http = partial(typer.Option, rich_help_panel="HTTP")
@@ -121,20 +121,18 @@ class ServeOptions(FrontOptions, TalkOptions):
     ] = None
     share_beginnings: Annotated[
         ShareBeginnings,
-        memory(
-            help="Who shares the beginnings that are computed already: the sessions of one owner, or all."
-        ),
+        memory(help="Who shares the prefixes that are computed already: the sessions of one owner, or all."),
     ] = EngineConfig.share_beginnings
     prefix_cache_bytes: Annotated[
         int | None,
         memory(
-            help="Memory for beginnings that no live session has; an eighth of the sessions' when left out."
+            help="Memory for prefixes that no live session has; an eighth of the sessions' when left out."
         ),
     ] = None
     warm_prefix: Annotated[
         Path | None,
         memory(
-            help='Beginnings to compute at the start, one JSON object a line: {"text": …} or {"messages": …}.'
+            help='Prefixes to compute at the start, one JSON object a line: {"text": …} or {"messages": …}.'
         ),
     ] = None
     max_stall_ms: Annotated[
@@ -233,16 +231,16 @@ class ServeOptions(FrontOptions, TalkOptions):
         """None where only gRPC is served: its clients say themselves what a session recalls."""
         return 0 if self.http == OFF else super()._usual_recall(window)
 
-    def known_beginnings(self) -> "list[KnownBeginning]":
+    def warm_prefixes(self) -> "list[WarmPrefix]":
         """What is computed at the start. Raises ConfigError naming the line that is wrong."""
         if self.warm_prefix is None:
             return []
-        from kakeya.text.known_beginnings import parse_beginnings
+        from kakeya.text.warm_prefixes import parse_prefixes
 
         try:
-            return parse_beginnings(self.warm_prefix.read_text(encoding="utf-8"), str(self.warm_prefix))
+            return parse_prefixes(self.warm_prefix.read_text(encoding="utf-8"), str(self.warm_prefix))
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the beginnings in {self.warm_prefix} cannot be read: {error}") from error
+            raise ConfigError(f"the prefixes in {self.warm_prefix} cannot be read: {error}") from error
 
     def budget(self, backend: BackendChoice = BackendChoice.CPU) -> Budget:
         """The memory for sessions, where the backend is decided. Raises ConfigError."""

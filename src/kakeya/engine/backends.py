@@ -8,12 +8,12 @@ import torch
 from kakeya import kernels as native
 from kakeya.config import EngineConfig
 from kakeya.engine.backend import Backend
-from kakeya.engine.beginnings import GRANULE
 from kakeya.engine.cpu.backend import CpuBackend, cpu_pool
 from kakeya.engine.cuda.backend import CudaBackend
 from kakeya.engine.cuda.memory import device_memory, weight_elements
 from kakeya.engine.cuda.weights import load_weights
 from kakeya.engine.device import CPU, free_memory
+from kakeya.engine.shared_prefixes import GRANULE
 from kakeya.engine.slab import SlabPool, prefix_cache_bytes, slab_geometry, undo_bytes
 from kakeya.errors import ConfigError
 from kakeya.kernels.gpu import GpuKernels, load_gpu_kernels

@@ -18,7 +18,6 @@ from torch import Tensor
 from kakeya.config import EngineConfig
 from kakeya.engine.backend import Backend, Reduction, raise_if_lost
 from kakeya.engine.batch import score_segment
-from kakeya.engine.beginnings import COMMON, Beginnings
 from kakeya.engine.constraint import Constraint
 from kakeya.engine.draft_length import DraftLength
 from kakeya.engine.drafting import Drafter
@@ -30,6 +29,7 @@ from kakeya.engine.request import Request, RequestListener
 from kakeya.engine.scheduler import Scheduler
 from kakeya.engine.scoring import score_blocks
 from kakeya.engine.sequence import TokenSequence
+from kakeya.engine.shared_prefixes import COMMON, SharedPrefixes
 from kakeya.engine.shared_prompt import share_prompt
 from kakeya.engine.state import SequenceState, restore, snapshot
 from kakeya.engine.stepping import Stepper
@@ -73,13 +73,13 @@ class Engine:
         self._observer = observer
         rest = _MOST_REST if backend.runs_ahead else 0
         self._drafter = Drafter(proposers, backend.vocab_size, length, rest) if proposers else None
-        self._beginnings = Beginnings(
+        self._prefixes = SharedPrefixes(
             config.share_beginnings, backend.pool, any_cut=backend.any_cut, observer=observer
         )
-        self._scheduler = Scheduler(config, self._beginnings, any_cut=backend.any_cut)
-        self._stepper = Stepper(backend, config, self._scheduler, self._drafter, self._beginnings)
+        self._scheduler = Scheduler(config, self._prefixes, any_cut=backend.any_cut)
+        self._stepper = Stepper(backend, config, self._scheduler, self._drafter, self._prefixes)
         self._inbox = Inbox(config.max_waiting, self._checked)
-        self.moves = Moves(backend, self._inbox, self._beginnings, self._drafter, self._open)
+        self.moves = Moves(backend, self._inbox, self._prefixes, self._drafter, self._open)
         self._recalls = Recalls(backend.pool, config.block_tokens, self._inbox.wake, any_cut=backend.any_cut)
         self._draining = False
         self._stopping = False
@@ -211,7 +211,7 @@ class Engine:
                 copy.slab.ready.block_stream()
                 copy.copy_from(sequence)
                 copy.recall = self._recalls.fork(sequence.recall) if sequence.recall is not None else None
-            self._beginnings.hold(copy)
+            self._prefixes.hold(copy)
             if self._backend.any_cut:
                 share_prompt(sequence, copy, self._recalls.recalls_at(sequence))
             return copy
@@ -240,7 +240,7 @@ class Engine:
                 restore(sequence, state)
                 let_search(sequence, retriever)
                 sequence.replace_drafts(self._drafter.restore(state.draft) if self._drafter else None)
-            self._beginnings.rests(sequence)
+            self._prefixes.rests(sequence)
             return sequence
 
         return self._inbox.ask(adopt)
@@ -271,17 +271,17 @@ class Engine:
         return self._inbox.ask(close_if)
 
     def warm(self, token_ids: Sequence[int]) -> bool:
-        """Compute a beginning that sessions of every owner may copy; whether there is room to keep it."""
+        """Compute a prefix that sessions of every owner may copy; whether there is room to keep it."""
         # One that wraps, with the token it generates, would keep its sink alone.
-        beginning = token_ids[: self._config.cache.capacity - 2]
+        prefix = token_ids[: self._config.cache.capacity - 2]
         sequence = self.open(COMMON, ())
         try:
-            self.append(sequence, beginning)
+            self.append(sequence, prefix)
             for _ in self.generate(sequence, 1, SamplingParams()):
                 pass
         finally:
             self.close(sequence)
-        return self._inbox.ask(lambda: self._beginnings.is_kept(beginning))
+        return self._inbox.ask(lambda: self._prefixes.is_kept(prefix))
 
     def score(self, token_ids: Sequence[int], pinned: int | None = None) -> Tensor:
         """Next-token logits after each token [n, vocab], in aligned blocks on a slab of its own."""
@@ -377,7 +377,7 @@ class Engine:
         slab = self._backend.pool.allocate(pinned, recall, clean=is_new)
         draft = self._drafter.new_drafts() if self._drafter and is_new else None
         remembers = SessionRecall() if recall else None
-        leave = self._beginnings.release
+        leave = self._prefixes.release
         return TokenSequence(slab, owner, eos_token_ids, draft, self._observer, leave, remembers)
 
     def _queue(self, request: Request) -> None:

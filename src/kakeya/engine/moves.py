@@ -14,7 +14,6 @@ from torch import Tensor
 
 from kakeya.engine.backend import Backend
 from kakeya.engine.batch import score_segment
-from kakeya.engine.beginnings import Beginnings
 from kakeya.engine.device import DeviceEvent, on_side_stream
 from kakeya.engine.drafting import Drafter
 from kakeya.engine.inbox import Inbox
@@ -30,6 +29,7 @@ from kakeya.engine.moving import (
 )
 from kakeya.engine.recall import Retriever, let_search, past_from
 from kakeya.engine.sequence import TokenSequence
+from kakeya.engine.shared_prefixes import SharedPrefixes
 from kakeya.engine.state import RecallState, SequenceState, restore_recall
 from kakeya.errors import SessionBusy
 
@@ -52,9 +52,9 @@ class Moves:
     """Call from any thread but the engine's, which does the bookkeeping. The callers copy the contents."""
 
     def __init__(
-        self, backend: Backend, inbox: Inbox, beginnings: Beginnings, drafter: Drafter | None, open_: Open
+        self, backend: Backend, inbox: Inbox, prefixes: SharedPrefixes, drafter: Drafter | None, open_: Open
     ) -> None:
-        self._backend, self._inbox, self._beginnings = backend, inbox, beginnings
+        self._backend, self._inbox, self._prefixes = backend, inbox, prefixes
         self._drafter, self._open = drafter, open_
         self.buffers = HostBuffers(backend.pool.device)
 
@@ -81,7 +81,7 @@ class Moves:
 
         def lend() -> SequenceState:
             sequence.rest()
-            self._beginnings.release(sequence)
+            self._prefixes.release(sequence)
             sequence.leave_shared_prompt()
             sequence.is_lent = True
             state = lent_state(sequence, self._backend.fingerprint)
@@ -118,7 +118,7 @@ class Moves:
 
         def stay() -> None:
             sequence.is_lent = False
-            self._beginnings.rests(sequence)
+            self._prefixes.rests(sequence)
 
         self._inbox.ask(stay)
 
@@ -183,11 +183,11 @@ class Moves:
             try:
                 sequence.slab.ready.block_stream()
                 sequence.replace_drafts(self._drafter.restore(state.draft) if self._drafter else None)
-                self._beginnings.rests(sequence)
+                self._prefixes.rests(sequence)
             except Exception as error:
                 sequence.error = error
                 sequence.replace_drafts(None)
-                self._beginnings.forget(sequence)
+                self._prefixes.forget(sequence)
                 self._backend.pool.release(sequence.slab)
                 raise
 
@@ -209,7 +209,7 @@ class Moves:
             if sequence.recall is not None:
                 sequence.recall.past = past_from(sequence.recall.past, start)
             sequence.replace_drafts(self._drafter.new_drafts() if self._drafter else None)
-            self._beginnings.rests(sequence)
+            self._prefixes.rests(sequence)
 
         self._inbox.ask(go_on)
 

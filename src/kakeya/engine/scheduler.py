@@ -6,9 +6,9 @@ from typing import Protocol, TypeVar
 
 from kakeya.config import EngineConfig
 from kakeya.engine.batch import PlannedSegment, RecallSegment, decode_segment, prefill_segment, recall_segment
-from kakeya.engine.beginnings import GRANULE, Beginnings
 from kakeya.engine.request import FINISHED, Request
 from kakeya.engine.sequence import TokenSequence
+from kakeya.engine.shared_prefixes import GRANULE, SharedPrefixes
 from kakeya.engine.stall import StallLimit
 
 
@@ -23,8 +23,8 @@ class Scheduler:
     was queued. Then it goes before all that came later, however short they are.
     """
 
-    def __init__(self, config: EngineConfig, beginnings: Beginnings, *, any_cut: bool) -> None:
-        self._config, self._beginnings, self._any_cut = config, beginnings, any_cut
+    def __init__(self, config: EngineConfig, prefixes: SharedPrefixes, *, any_cut: bool) -> None:
+        self._config, self._prefixes, self._any_cut = config, prefixes, any_cut
         self._active: list[Request] = []
         self._served: dict[str, int] = {}
         self._queued = 0
@@ -118,7 +118,7 @@ class Scheduler:
         owner = request.sequence.owner
         if all(other.sequence.owner != owner for other in self._active):
             del self._served[owner]
-        self._beginnings.rests(request.sequence)
+        self._prefixes.rests(request.sequence)
 
     # Streams.
 
@@ -190,7 +190,7 @@ class Scheduler:
     def _place(self, request: Request) -> tuple[int, int]:
         """The lowest goes first: whoever has lost patience, then the shortest; the older of equals."""
         sequence = request.sequence
-        request.matched = self._beginnings.match(sequence, request.matched)
+        request.matched = self._prefixes.match(sequence, request.matched)
         if request.patience <= 0:
             return 0, request.number
         return _left(request), request.number
@@ -204,13 +204,13 @@ class Scheduler:
                 continue  # another prompt of this step has taken the last place for what recall overwrites
             sequence = request.sequence
             first = _first_row(request)
-            if not computed.isdisjoint(self._beginnings.granules(sequence, first, first + 1)):
+            if not computed.isdisjoint(self._prefixes.granules(sequence, first, first + 1)):
                 continue
-            request.cached_tokens += self._beginnings.copy(sequence)
+            request.cached_tokens += self._prefixes.copy(sequence)
             segment = _prompt_segment(request, self._most_rows(sequence, room))
             if segment is not None and segment.rows <= room:
                 if not isinstance(segment, RecallSegment):
-                    computed.update(self._beginnings.granules(sequence, segment.start, segment.end))
+                    computed.update(self._prefixes.granules(sequence, segment.start, segment.end))
                 return segment
         return None
 
@@ -219,7 +219,7 @@ class Scheduler:
         block, written, lap = self._config.block_tokens, sequence.slab.written, sequence.slab.pool.lap
         if not self._any_cut:
             return block
-        outgrows = self._beginnings.is_on and len(sequence.tokens) >= self._config.cache.capacity
+        outgrows = self._prefixes.is_on and len(sequence.tokens) >= self._config.cache.capacity
         if outgrows and written < lap:
             return min(block, room, lap - written)  # so that the first lap is saved before it is overwritten
         return min(block, room)

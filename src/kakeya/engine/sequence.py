@@ -101,7 +101,7 @@ class TokenSequence:
         self.copied += copied
         if self.request is not None:
             self.request.cached_tokens += copied
-        self.observer.beginning_copied(copied)
+        self.observer.prefix_copied(copied)
 
     def tokens_of(self, ranges: Ranges) -> tuple[tuple[int, ...], ...]:
         """What the history has there."""

@@ -1,6 +1,6 @@
 """Forks whose prompt is not computed yet: one of them computes it, the others wait and copy its slab.
 
-Shared beginnings end where a history outgrows its slab. Forks have the same history at any length, so several
+Shared prefixes end where a history outgrows its slab. Forks have the same history at any length, so several
 choices for one prompt cost one prompt. Where they may recall, they share it up to where the turn sees what it
 recalls: that, and the prompt's last tokens, each computes by itself.
 """

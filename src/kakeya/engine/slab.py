@@ -113,7 +113,7 @@ def slab_geometry(model: ModelConfig, config: EngineConfig, draft_layers: int = 
 
 
 def prefix_cache_bytes(config: EngineConfig, geometry: SlabGeometry) -> int:
-    """What the cache of beginnings may take: an eighth of the slabs, unless told."""
+    """What the prefix cache may take: an eighth of the slabs, unless told."""
     if config.share_beginnings is ShareBeginnings.OFF:
         return 0
     if config.prefix_cache_bytes is not None:
@@ -134,7 +134,7 @@ def undo_bytes(config: EngineConfig, geometry: SlabGeometry) -> int:
 class SlabPool:
     """One allocation of `count` slabs. Allocated and touched once, so resident memory never grows.
 
-    Beside them lie `granules`: room for copies of some slots each, `granule` tokens of a beginning. And
+    Beside them lie `granules`: room for copies of some slots each, `granule` tokens of a prefix. And
     `undo`: room for copies of slots for recall, each as many as a session may have.
 
     `transfers` is held by whoever moves a slab's contents between host and device: one at a time, because
@@ -161,7 +161,7 @@ class SlabPool:
         places, recall = min(count, _UNDO_PLACES) if geometry.cache.recall else 0, geometry.cache.recall
         undo = places * recall * geometry.bytes_per_token
         if count * geometry.slab_bytes + prefix_bytes + undo > available:
-            beside = f" and {prefix_bytes:,} bytes of beginnings" if prefix_bytes else ""
+            beside = f" and {prefix_bytes:,} bytes of prefixes" if prefix_bytes else ""
             beside += f" and {undo:,} bytes of copies of recall slots" if undo else ""
             raise ConfigError(
                 f"the KV pool does not fit in memory: {count} slabs x {geometry.slab_bytes:,} bytes{beside}, "

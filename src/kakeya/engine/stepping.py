@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from kakeya.config import EngineConfig
 from kakeya.engine.backend import Backend, Failed, LaunchedStep, StepResult, raise_if_lost
 from kakeya.engine.batch import PENDING, PlannedSegment, RecallSegment
-from kakeya.engine.beginnings import Beginnings
 from kakeya.engine.drafting import Drafter, accepted
 from kakeya.engine.own_drafts import NAME as OWN_DRAFTS, OwnDrafts
 from kakeya.engine.request import QUEUED, Request
 from kakeya.engine.sampler import SampleRequest
 from kakeya.engine.scheduler import Scheduler
 from kakeya.engine.sequence import TokenSequence
+from kakeya.engine.shared_prefixes import SharedPrefixes
 from kakeya.errors import InvariantViolation
 from kakeya.types import StopReason, TokenEvent, TruncatedEvent
 
@@ -62,10 +62,10 @@ class Stepper:
         config: EngineConfig,
         scheduler: Scheduler,
         drafter: Drafter | None,
-        beginnings: Beginnings,
+        prefixes: SharedPrefixes,
     ) -> None:
         self._backend, self._config, self._scheduler, self._drafter = backend, config, scheduler, drafter
-        self._beginnings = beginnings
+        self._prefixes = prefixes
         counts = backend.draft_counts
         self._own_drafts = OwnDrafts(counts, backend.most_drafting) if counts else None
         self._in_flight: _Step | None = None
@@ -160,7 +160,7 @@ class Stepper:
     def _save_first_lap(self, sequence: TokenSequence, rows: int) -> None:
         """Let others have what the next rows may overwrite, if these are the first that may."""
         if sequence.slab.ends_first_lap(rows):
-            self._beginnings.outgrows(sequence)
+            self._prefixes.outgrows(sequence)
 
     def _own_count(self, sessions: int) -> int:
         return self._own_drafts.count(sessions) if self._own_drafts is not None else 0
@@ -299,7 +299,7 @@ class Stepper:
             self._finish_if_last(request, chosen[-1])
         sequence.settle()
         if is_prompt:
-            self._beginnings.computed(sequence, segment.start, kept)
+            self._prefixes.computed(sequence, segment.start, kept)
             if sequence.shared_prompt is not None:
                 sequence.shared_prompt.computed(sequence)
 

@@ -135,7 +135,7 @@ def test_many_prompts_and_choices_are_numbered(talker: Talker, runtime: Runtime)
 def test_choices_of_one_prompt_compute_it_once(
     talker: Talker, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond the first lap, too, where beginnings are not shared."""
+    """Beyond the first lap, too, where prefixes are not shared."""
     rows: list[int] = []
     launch = runtime.backend.launch
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from kakeya.config import EngineConfig
 from kakeya.engine.backend import Reduction, StepOutput
 from kakeya.engine.batch import Segment
-from kakeya.engine.beginnings import GRANULE
 from kakeya.engine.cpu.attention import AttentionStep, NativeAttention, TorchAttention, attention_context
 from kakeya.engine.device import CPU
 from kakeya.engine.host import HostBackend
+from kakeya.engine.shared_prefixes import GRANULE
 from kakeya.engine.slab import SlabPool, prefix_cache_bytes, slab_geometry
 from kakeya.errors import InvariantViolation
 from kakeya.kernels import Kernels
@@ -31,7 +31,7 @@ def cuts_anywhere(decoder: Decoder, numerics: Numerics) -> bool:
 
 
 def cpu_pool(decoder: Decoder, config: EngineConfig) -> SlabPool:
-    """The slabs and shared beginnings that a configuration asks for."""
+    """The slabs and shared prefixes that a configuration asks for."""
     geometry = slab_geometry(decoder.config, config)
     any_cut = cuts_anywhere(decoder, config.numerics)
     granule = GRANULE if any_cut else config.cut_by(any_cut=False).block_tokens

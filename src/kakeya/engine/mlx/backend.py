@@ -11,13 +11,13 @@ from torch import Tensor
 from kakeya.config import EngineConfig
 from kakeya.engine.backend import Reduction, StepOutput
 from kakeya.engine.batch import Segment
-from kakeya.engine.beginnings import GRANULE
 from kakeya.engine.device import CPU
 from kakeya.engine.host import HostBackend
 from kakeya.engine.mlx.arrays import end_streams_with_thread, shared_zeros, to_mlx, to_torch
 from kakeya.engine.mlx.decoder import GroupOutput, MlxDecoder
 from kakeya.engine.mlx.tables import Group, groups_of
 from kakeya.engine.mlx.weights import MlxWeights
+from kakeya.engine.shared_prefixes import GRANULE
 from kakeya.engine.slab import SlabGeometry, SlabPool, prefix_cache_bytes, slab_geometry
 from kakeya.errors import ConfigError
 from kakeya.kernels import Kernels
@@ -51,7 +51,7 @@ class MlxPool(SlabPool):
 
 
 def mlx_pool(model: ModelConfig, config: EngineConfig) -> MlxPool:
-    """The slabs and shared beginnings that a configuration asks for."""
+    """The slabs and shared prefixes that a configuration asks for."""
     geometry = slab_geometry(model, config)
     return MlxPool(geometry, config.capacity, GRANULE, prefix_cache_bytes(config, geometry))
 

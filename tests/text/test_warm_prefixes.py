@@ -1,9 +1,9 @@
-"""Files of beginnings that are computed at the start."""
+"""Files of prefixes that are computed at the start."""
 
 import pytest
 
 from kakeya.errors import ConfigError
-from kakeya.text.known_beginnings import KnownBeginning, parse_beginnings
+from kakeya.text.warm_prefixes import WarmPrefix, parse_prefixes
 
 
 def test_each_line_is_one() -> None:
@@ -11,9 +11,9 @@ def test_each_line_is_one() -> None:
 
 {"messages": [{"role": "system", "content": "Be brief."}], "tools": [{"type": "function"}]}
 """
-    assert parse_beginnings(written, "file") == [
-        KnownBeginning("Once upon"),
-        KnownBeginning(messages=({"role": "system", "content": "Be brief."},), tools=({"type": "function"},)),
+    assert parse_prefixes(written, "file") == [
+        WarmPrefix("Once upon"),
+        WarmPrefix(messages=({"role": "system", "content": "Be brief."},), tools=({"type": "function"},)),
     ]
 
 
@@ -33,4 +33,4 @@ def test_each_line_is_one() -> None:
 )
 def test_a_wrong_line_is_named(line: str, fault: str) -> None:
     with pytest.raises(ConfigError, match=f"file, line 2: .*{fault}"):
-        parse_beginnings('{"text": "fine"}\n' + line, "file")
+        parse_prefixes('{"text": "fine"}\n' + line, "file")

@@ -1,7 +1,7 @@
-"""Shared beginnings: what one session has computed of a history, others with the same first tokens copy.
+"""Shared prefixes: what one session has computed of a history, others with the same first tokens copy.
 
 As long as a history fits into a slab, position p lies in slot p whatever the session pins, and its keys and
-values follow from the tokens up to it alone. So they can be copied, bit for bit. A beginning is found in
+values follow from the tokens up to it alone. So they can be copied, bit for bit. A prefix is found in
 granules of some tokens by a chain of digests: each digest covers its granule and all granules before it.
 
 A granule is copied from a live session that still has it, or from a bounded cache, into which it moves when
@@ -26,10 +26,10 @@ GRANULE = 16
 """Tokens of a granule where a prompt may be cut anywhere. Elsewhere a granule is a whole prefill block."""
 
 COMMON = ""
-"""In the place of an owner: its beginnings are everybody's, and stay in the cache."""
+"""In the place of an owner: its prefixes are everybody's, and stay in the cache."""
 
 
-class GranuleCache:
+class PrefixCache:
     """Copies of granules in memory of fixed size, which the pool has; the least recently used goes first."""
 
     def __init__(self, pool: SlabPool) -> None:
@@ -101,7 +101,7 @@ class GranuleCache:
         return self._places.popitem(last=False)[1]
 
 
-class Beginnings:
+class SharedPrefixes:
     """Finds and copies what is computed already. Owned by the engine thread.
 
     `any_cut`: a row's bits do not depend on how its prompt is cut into steps. Where they do, only whole
@@ -112,7 +112,7 @@ class Beginnings:
         self, share: ShareBeginnings, pool: SlabPool, *, any_cut: bool, observer: EngineObserver = UNOBSERVED
     ) -> None:
         self._share, self._granule, self._any_cut, self._observer = share, pool.granule, any_cut, observer
-        self._cache = GranuleCache(pool)
+        self._cache = PrefixCache(pool)
         self._holders: dict[bytes, dict[TokenSequence, None]] = {}  # an ordered set for each digest
         self._held: dict[TokenSequence, list[bytes]] = {}
         self._chains: dict[tuple[TokenSequence, str], list[bytes]] = {}
@@ -189,7 +189,7 @@ class Beginnings:
         self._observer.prefix_cache(cache.held_bytes, cache.evictions - evictions)
 
     def is_kept(self, token_ids: Sequence[int]) -> bool:
-        """Whether all whole granules of a common beginning are in the cache, where they stay."""
+        """Whether all whole granules of a common prefix are in the cache, where they stay."""
         chain: list[bytes] = []
         self._lengthen(chain, COMMON, array("i", token_ids), len(token_ids) // self._granule)
         return all(map(self._cache.keeps, chain))
@@ -224,7 +224,7 @@ class Beginnings:
         sequence.copied += end - start
         sequence.commit()
         self.hold(sequence)
-        self._observer.beginning_copied(end - start)
+        self._observer.prefix_copied(end - start)
         return end - start
 
     def granules(self, sequence: TokenSequence, start: int, end: int) -> Sequence[bytes]:

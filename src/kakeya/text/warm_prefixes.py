@@ -1,4 +1,4 @@
-"""Beginnings that are known beforehand, such as a system message with its tools: one JSON object a line."""
+"""Prefixes that are known beforehand, such as a system message with its tools: one JSON object a line."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from kakeya.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class KnownBeginning:
+class WarmPrefix:
     """A text, or the first messages of a chat with the tools that it has."""
 
     text: str = ""
@@ -24,13 +24,13 @@ class KnownBeginning:
         return tokenizer.encode(self.text, bos=True)
 
 
-def parse_beginnings(written: str, name: str) -> list[KnownBeginning]:
-    """The beginnings of a file called `name`. Raises ConfigError naming the line that is wrong."""
+def parse_prefixes(written: str, name: str) -> list[WarmPrefix]:
+    """The prefixes of a file called `name`. Raises ConfigError naming the line that is wrong."""
     lines = enumerate(written.splitlines(), 1)
     return [_parse(f"{name}, line {number}", line) for number, line in lines if line.strip()]
 
 
-def _parse(where: str, line: str) -> KnownBeginning:
+def _parse(where: str, line: str) -> WarmPrefix:
     try:
         given = json.loads(line)
     except ValueError as error:
@@ -46,4 +46,4 @@ def _parse(where: str, line: str) -> KnownBeginning:
     for name, entries in (("messages", messages), ("tools", tools)):
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise ConfigError(f"{where}: {name} must be a list of JSON objects")
-    return KnownBeginning(text, tuple(messages), tuple(tools))
+    return WarmPrefix(text, tuple(messages), tuple(tools))
