@@ -7,8 +7,8 @@ from typing import Protocol
 from kakeya.serving.pace import Pace
 from kakeya.types import Event
 
-# This many events do not wait for the end of a pause. They fill half of a slab's spare slots by default, and
-# the engine would soon have to wait for its reader.
+# This many events do not wait for the end of a pause. They fill a quarter of a slab's spare slots; with as
+# many on the way, the engine would soon have to wait for its reader.
 _GROUP = 8
 
 
