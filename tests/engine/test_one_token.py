@@ -16,10 +16,11 @@ from kakeya.engine.engine import Engine
 from kakeya.types import KernelChoice, SamplingParams, WeightFormat
 from support import tiny
 
-# Native kernels have integer weights.
+# Float weights are multiplied by torch, so native kernels run their layers one by one.
 CPU_CONFIGS = {
     "torch": tiny.engine_config(window=64, spare=16),
     "native": tiny.engine_config(window=64, spare=16, kernels=KernelChoice.NATIVE, weights=WeightFormat.INT8),
+    "native, layer by layer": tiny.engine_config(window=64, spare=16, kernels=KernelChoice.NATIVE),
 }
 
 

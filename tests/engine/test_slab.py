@@ -168,10 +168,8 @@ def test_a_rollback_in_layers_with_heads_of_different_sizes() -> None:
     geometry = SlabGeometry(2, 2, 4, CacheConfig(2, 5, 3), DType.FLOAT32, ((2, 4), (1, 8)))
     slab = SlabPool(geometry, 1).allocate()
     assert [tuple(slab.layer(index).shape) for index in range(2)] == [(2, 2, 10, 4), (2, 1, 10, 8)]
-    assert slab.pool.of_layer(1).shape == (1, 2, 2, 1, 10, 8)
     for layer in range(2):
         slab.layer(layer)[:] = torch.arange(10.0)[None, None, :, None]
-    assert slab.pool.of_layer(1)[0, 1, 0, 0, 3].tolist() == [3.0] * 8
     before = slab.storage.clone()
     slab.reserve(20)
     slab.commit(20)

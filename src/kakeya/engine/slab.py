@@ -184,13 +184,6 @@ class SlabPool:
         use_huge_pages(storage)
         return storage.zero_()  # fresh pages stay unmapped until they are written: write them now
 
-    def of_layer(self, layer: int) -> Tensor:
-        """All slabs [count, layers, 2, kv_heads, slots, head_dim] in the shape of that layer; of other layers
-        only the addresses are right."""
-        if not self.geometry.layer_heads:
-            return self.storage
-        return self.storage.view(*self.storage.shape[:2], *self.geometry.plane(layer))
-
     @property
     def free_count(self) -> int:
         return len(self._free)

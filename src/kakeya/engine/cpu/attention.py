@@ -111,7 +111,7 @@ class NativeAttention(AttentionStep):
             k,
             v,
             *self._rotations(model.layer_ropes[layer]),
-            self._pool.of_layer(layer),
+            pool_of_layer(self._pool, layer),
             layer,
             self._segments,
             self._sinks,
@@ -122,6 +122,14 @@ class NativeAttention(AttentionStep):
         )
         self.layers_written += 1
         return out
+
+
+def pool_of_layer(pool: SlabPool, layer: int) -> Tensor:
+    """As the kernel takes it: all slabs [count, layers, 2, kv_heads, slots, head_dim] in the shape of that
+    layer. Of other layers only the addresses are right."""
+    if not pool.geometry.layer_heads:
+        return pool.storage
+    return pool.storage.view(*pool.storage.shape[:2], *pool.geometry.plane(layer))
 
 
 @dataclass(frozen=True)
