@@ -137,16 +137,11 @@ def test_the_same_prompt_again_computes_its_last_token(make_engine: MakeEngine) 
 def test_a_history_goes_on_from_what_another_has(make_engine: MakeEngine) -> None:
     """Also behind what it has computed itself."""
     engine = make_engine()
-    ask(engine, PREFIX[:80])
-    sequence = engine.open("me", [])
-    engine.append(sequence, PREFIX[:10])
-    stream = engine.generate(sequence, 5, GREEDY)
-    stream.cancel()
-    list(stream)
-    history = engine.read(sequence, lambda each: list(each.tokens))
-    assert history == PREFIX[: len(history)]
-    engine.append(sequence, PREFIX[len(history) : 60])
-    assert done_of(engine.generate(sequence, 1, GREEDY)).cached_token_count == 59
+    sequence, answer, _ = ask(engine, PREFIX[:10])
+    history = [*PREFIX[:10], *answer]
+    ask(engine, [*history, *PREFIX[10:80]])
+    engine.append(sequence, PREFIX[10:60])
+    assert done_of(engine.generate(sequence, 1, GREEDY)).cached_token_count == len(history) + 49
 
 
 def test_owners_share_only_when_told(make_engine: MakeEngine) -> None:
