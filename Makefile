@@ -7,7 +7,8 @@ MODEL  ?= smollm2-135m-instruct
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 ARGS   ?=
 # Only the plugins that we use: pytest rewrites every module of a package that brings one, a thousand of them.
-PLUGINS := --disable-plugin-autoload -p xdist.plugin -p pytest_cov.plugin -p pytest_timeout -p _hypothesis_pytestplugin
+# And one of ours, by which the process that hands tests out imports none of them.
+PLUGINS := -p tests.support.handing_out --disable-plugin-autoload -p xdist.plugin -p pytest_cov.plugin -p pytest_timeout -p _hypothesis_pytestplugin
 # What needs no server process, no browser, no foreign client and no GPU.
 QUICK  ?= $(addprefix tests/,engine kernels models text sessions serving grpc_server http_server cli) \
           --ignore=tests/engine/cuda --ignore=tests/kernels/gpu
