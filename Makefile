@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 MODEL  ?= smollm2-135m-instruct
-# Two processes share the test files: one alone leaves half of two cores idle. The order stays, since the longest test comes first.
-WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
+# Three processes share the test files: many tests wait, and two leave a fifth of two cores idle. The order stays, since the longest test comes first.
+WORKERS ?= -n 3 --dist loadfile --no-loadscope-reorder
 ARGS   ?=
 # Only the plugins that we use: pytest rewrites every module of a package that brings one, a thousand of them.
 # And one of ours, by which the process that hands tests out imports none of them.
