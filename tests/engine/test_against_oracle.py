@@ -32,6 +32,7 @@ def history(length: int, seed: int = 0) -> list[int]:
     return torch.randint(2, tiny.VOCAB, (length,), generator=generator).tolist()
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("computer", tiny.COMPUTERS)
 @pytest.mark.parametrize("numerics", list(Numerics))
 @pytest.mark.parametrize(("sink", "window", "pinned", "spare"), SETTINGS)

@@ -223,6 +223,7 @@ def test_log_probabilities_stay_the_models_own(
 # Drafts.
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=1.0, seed=5, presence_penalty=0.5)])
 @pytest.mark.parametrize("eos", [[EOS], []], ids=["EOS", "no EOS"])
 @pytest.mark.parametrize("wrong_at", [None, 0, 1, 2])

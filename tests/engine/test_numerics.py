@@ -117,6 +117,7 @@ def converse(
     return bench.logits(sequence)
 
 
+@pytest.mark.unwatched
 @settings(max_examples=8)
 @given(turns=conversation, others=st.lists(conversation, min_size=1, max_size=3), seed=st.integers(0, 99))
 @pytest.mark.slow
@@ -165,6 +166,7 @@ def test_tokens_are_the_same_beside_others_in_blocks_of_any_size(
     engine.shutdown()
 
 
+@pytest.mark.unwatched
 @settings(max_examples=8)
 @given(turns=conversation, data=st.data())
 def test_cutting_into_appends_never_changes_a_bit(

@@ -129,6 +129,7 @@ def tasks() -> int:
     return serving.on_loop(count())
 
 
+@pytest.mark.unwatched
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux lists them")
 def test_a_thousand_bad_clients_leave_nothing(
     chaos: tuple[Server, Runtime], caplog: pytest.LogCaptureFixture

@@ -148,6 +148,7 @@ def plainly(plain: Engine) -> dict[str, list[TokenEvent]]:
     return {name: talk(plain, sampling) for name, sampling in SAMPLINGS.items()}
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_tokens_are_those_of_plain_decoding(
     plainly: dict[str, list[TokenEvent]], engine: Engine, sampling: str
@@ -156,6 +157,7 @@ def test_tokens_are_those_of_plain_decoding(
     assert talk(engine, SAMPLINGS[sampling]) == plainly[sampling]
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_grammar_allows_what_it_allows_in_plain_decoding(
     plain: Engine, engine: Engine, sampling: str
@@ -178,6 +180,7 @@ def test_a_grammar_allows_what_it_allows_in_plain_decoding(
     assert talk(engine) == talk(plain)
 
 
+@pytest.mark.unwatched
 def test_choices_of_one_prompt_are_alike(plain: Engine, engine: Engine) -> None:
     """Forks that wait for one of them to compute the prompt, which is longer than a slab."""
 
@@ -260,6 +263,7 @@ RANKS = 3
 UNLIKELY_CHI_SQUARE = 16.3  # with three degrees of freedom it is larger once in a thousand times
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("make", ["the model itself", "at random", "a drafter, step by step"])
 def test_in_fast_numerics_the_distribution_is_that_of_the_model(
     directory: Path, other: Path, make: str
@@ -317,6 +321,7 @@ NATIVE = replace(CONFIG, kernels=KernelChoice.NATIVE, dtype=DType.BFLOAT16, weig
 MLX = replace(CONFIG, backend=BackendChoice.MLX)
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("kind", ["steps", "block"])
 @pytest.mark.parametrize("numerics", Numerics)
 @pytest.mark.parametrize("config", [CONFIG, NATIVE, MLX], ids=["torch", "native", "mlx"])

@@ -66,7 +66,11 @@ class OnlyTests:
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(self) -> Generator[None, Any, Any]:
+    def pytest_fixture_setup(self, request: pytest.FixtureRequest) -> Generator[None, Any, Any]:
+        """What an unwatched test or file starts for itself alone is as unwatched."""
+        if request.node.get_closest_marker("unwatched") is not None:
+            with unwatched():
+                return (yield)
         with self._tracing(self._tracer):
             return (yield)
 

@@ -89,6 +89,7 @@ def known(histories: Mapping[int, Sequence[int]]) -> Guess:
     return lambda slab, position: histories[slab][position] if position < len(histories[slab]) else 0
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
 @pytest.mark.parametrize("count", [7, LONG])
 @pytest.mark.parametrize("guesses", ["its own", "right", "wrong", "every other"])

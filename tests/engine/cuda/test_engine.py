@@ -86,6 +86,7 @@ def converse_together(engine: Engine, samplings: Sequence[SamplingParams]) -> li
     return said
 
 
+@pytest.mark.unwatched
 def test_every_family_says_what_the_cpu_says(engines: Pair) -> None:
     reference, device = engines
     said = converse_together(device, [*SAMPLINGS.values(), GREEDY])
