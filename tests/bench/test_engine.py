@@ -170,11 +170,10 @@ def test_the_page_draws_every_kind_of_speed(theirs: float | None) -> None:
     assert ("llama.cpp, 4,096: 100 tokens/s" in page) is (theirs is not None)
 
 
-@pytest.mark.parametrize("chats", [True, False])
 def test_the_engine_is_checkpointed_group_by_group(
-    default_model: Path, monkeypatch: pytest.MonkeyPatch, measure: Callable[..., Any], chats: bool
+    default_model: Path, monkeypatch: pytest.MonkeyPatch, measure: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(engine, "launch", lambda *_: Launch(1.0, 0.1, chats))
+    monkeypatch.setattr(engine, "launch", lambda *_: Launch(1.0, 0.1, True))
     monkeypatch.setattr(engine, "chat", lambda *_: 2.0)
     bench = Engine(model=str(default_model), window=64, threads=2, quick=True, repeats=1)
     measured = measure(bench)
@@ -188,7 +187,14 @@ def test_the_engine_is_checkpointed_group_by_group(
     assert measured.results.peer is None
     assert measured.results.memory.file_bytes == default_model.stat().st_size
     assert measured.results.startup.ready_seconds.samples == (1.0,)
-    assert measured.results.startup.chat_seconds.samples == ((2.0,) if chats else ())
+    assert measured.results.startup.chat_seconds.samples == (2.0,)
+
+
+def test_a_model_without_a_chat_template_has_no_chats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "launch", lambda *_: Launch(1.0, 0.1, False))
+    startup = Engine(model="any")._startup(2)
+    assert startup.ready_seconds.samples == (1.0, 1.0)
+    assert startup.chat_seconds.samples == ()
 
 
 def test_all_parts_of_a_model_count(tmp_path: Path) -> None:
