@@ -451,6 +451,7 @@ def test_the_real_library_offline_gives_one_line(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_killed_pull_is_taken_up_by_the_next(tmp_path: Path) -> None:
     """The verb itself, killed in the middle of a file of two pieces as large as the library's own."""
     weights = os.urandom(2 * constants.DOWNLOAD_CHUNK_SIZE)
