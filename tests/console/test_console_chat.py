@@ -150,6 +150,25 @@ def test_new_fork_and_going_back_keep_talks_apart(page: Console) -> None:
     expect(page.questions).to_have_text(["the first question", "only in the original"])
 
 
+def test_a_talk_keeps_its_button_where_the_list_is_ordered_anew(page: Console) -> None:
+    """Or a click would open another one. Two homes of a cluster may order what began in one second so."""
+
+    def backwards(route: Route) -> None:
+        answer = route.fetch()
+        listed = answer.json()
+        route.fulfill(response=answer, json=listed | {"data": listed["data"][::-1]})
+
+    page.turn("the first question")
+    page.button("New conversation").click()
+    page.turn("another matter")
+    expect(page.talks).to_have_text([re.compile("another matter"), re.compile("the first question")])
+    button = page.talks.filter(has_text="the first question").element_handle()
+    page.page.route("**/v1/conversations?*", backwards)
+    page.turn("and more of it")
+    expect(page.talks).to_have_text([re.compile("the first question"), re.compile("another matter")])
+    assert "the first question" in (button.text_content() or "")
+
+
 def test_one_answer_is_written_while_another_talk_is_open(wordy: Console) -> None:
     page = wordy
     page.ask("a long story")

@@ -23,9 +23,15 @@ export class TalkList {
   #update() {
     const { talks, current } = this.#hub;
     byId('talk-empty').hidden = talks.length > 0;
-    while (this.#list.children.length > talks.length) this.#list.lastChild.remove();
+    // Each keeps its item wherever the list moves it, so that a click does not land on another.
+    const items = new Map([...this.#list.children].map((item) => [item.firstChild.dataset.id, item]));
+    const ids = new Set(talks.map((talk) => talk.id));
+    for (const [id, item] of items) if (!ids.has(id)) item.remove();
     talks.forEach((talk, place) => {
-      const button = (this.#list.children[place] ?? this.#list.appendChild(newItem())).firstChild;
+      const item = items.get(talk.id) ?? newItem();
+      const there = this.#list.children[place] ?? null;
+      if (item !== there) this.#list.insertBefore(item, there);
+      const button = item.firstChild;
       button.dataset.id = talk.id;
       setText(button.children[0], talk.title || 'Untitled');
       setText(button.children[1], this.#about(talk));
