@@ -114,7 +114,7 @@ def test_a_snapshot_is_taken_of_who_falls_asleep(
     runtime = opened(open_tiny, tmp_path)
     names = [new_session(runtime, prompt) for prompt in PROMPTS[:SLABS]]
     # The turn itself asks for none: on the engine's thread, which then could not wait for it.
-    monkeypatch.setattr(Shelf, "progressed", lambda *_: None)
+    monkeypatch.setattr(DiskTier, "progressed", lambda *_: None)
     said(runtime, names[0])
     save_soon = DiskTier.save_soon
 

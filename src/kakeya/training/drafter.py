@@ -103,7 +103,7 @@ def train_drafter(request: Request, tell: Tell) -> Report:
 
 
 def _engine_config(request: Request) -> EngineConfig:
-    """Beginnings are not shared, as each is used once; nothing is drafted; a device gets large steps."""
+    """No prefixes are shared, as each is used once; nothing is drafted; a device gets large steps."""
     config = chosen_backend(request.engine)
     large = _CUDA_STEP_TOKENS if config.backend is BackendChoice.CUDA else None
     return replace(

@@ -151,8 +151,8 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic() -> None:
         memory.room(1234)
     memory.check(slabs=10, slab_bytes=100, prefix_bytes=0, free=2234)
     words = (
-        rf"10 slabs x 100 bytes = 1,000 beside 50 of beginnings and {sum_of_it}, and 2,234 bytes are free: "
-        "room for 9 slabs"
+        rf"10 slabs x 100 bytes = 1,000 beside 50 of shared prefixes and {sum_of_it}, "
+        "and 2,234 bytes are free: room for 9 slabs"
     )
     with pytest.raises(ConfigError, match=words):
         memory.check(slabs=10, slab_bytes=100, prefix_bytes=50, free=2234)

@@ -46,15 +46,15 @@ class DeviceMemory:
         raise ConfigError(f"the model does not fit on the device: {self}, and {free:,} bytes are free")
 
     def check(self, slabs: int, slab_bytes: int, prefix_bytes: int, free: int, undo_bytes: int = 0) -> None:
-        """Raise ConfigError with the arithmetic if slabs, beginnings and copies of slots for recall do not
-        fit beside the rest."""
+        """Raise ConfigError with the arithmetic if slabs, shared prefixes and copies of slots for recall do
+        not fit beside the rest."""
         room = self.room(free) - prefix_bytes - undo_bytes
         if slabs * slab_bytes <= room:
             return
         recall = f", {undo_bytes:,} for recall" if undo_bytes else ""
         raise ConfigError(
             f"the KV pool does not fit on the device: {slabs:,} slabs x {slab_bytes:,} bytes "
-            f"= {slabs * slab_bytes:,} beside {prefix_bytes:,} of beginnings{recall} and {self}, "
+            f"= {slabs * slab_bytes:,} beside {prefix_bytes:,} of shared prefixes{recall} and {self}, "
             f"and {free:,} bytes are free: room for {max(room, 0) // slab_bytes:,} slabs"
         )
 
