@@ -9,14 +9,17 @@ import pytest
 
 from kakeya.engine.backend import LaunchedStep
 from kakeya.engine.batch import Segment
+from kakeya.errors import ResourceExhausted
 from kakeya.http_server import HttpServer
-from kakeya.http_server.completions.text import Prompt
+from kakeya.http_server.completions.text import Prompt, PromptSessions
+from kakeya.http_server.text_sessions import TextSessions
 from kakeya.runtime import Runtime
 from kakeya.text import Tokenizer
 from kakeya.text.answer import Piece
 from kakeya.types import SamplingParams, TokenEvent
 from support.http_clients import TEXT, Talker, counted, decoded, generated, letter_bias
 from support.http_serving import client_of, eventually
+from support.loops import on_a_loop
 from support.tiny import sentencepiece_files
 
 PROMPT = "hello world, Größe 日本"
@@ -130,6 +133,29 @@ def test_many_prompts_and_choices_are_numbered(talker: Talker, runtime: Runtime)
     assert [text_of(talker.text(ids, n=2, **settings), at) for at in range(10)] == [
         text_of(body, at) for at in range(10)
     ]
+
+
+@on_a_loop
+async def test_a_fork_that_waits_gives_way_to_another_prompt(
+    sessions: TextSessions, small_runtime: Runtime
+) -> None:
+    """With as many slabs as choices run at once, each of these has one, in whatever order they come."""
+    slabs, opening = small_runtime.describe().capacity, asyncio.Lock()
+    beside: list[PromptSessions] = []
+    for text in ("one", "two"):
+        prompt = Prompt(text, small_runtime.tokenizer)
+        beside.append(PromptSessions(prompt, slabs, slabs, "me", sessions, beside, opening))
+    one, two = beside
+    taken = [await one.take()]
+    assert small_runtime.free_slabs == 0  # the others wait for choices of the first prompt
+    taken += [await two.take(), await one.take()]
+    with pytest.raises(ResourceExhausted):
+        await two.take()
+    assert [await each.release() for each in beside] == [0, 0]
+    assert len({session.session_id for session in taken}) == slabs
+    for session in taken:
+        await sessions.close(session)
+    assert small_runtime.free_slabs == slabs
 
 
 def test_choices_of_one_prompt_compute_it_once(

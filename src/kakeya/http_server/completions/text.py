@@ -64,37 +64,62 @@ class Prompt:
 class PromptSessions:
     """Sessions for the choices of one prompt, as many at once as may run at once.
 
-    They are forked before any of them is computed. So one computes the prompt, and the others copy it.
+    They are forked before any of them is computed. So one computes the prompt, and the others copy it. A fork
+    that waits for its choice is given up for a choice of another prompt that has no slab: `beside` are the
+    sessions of all prompts of the request, which are opened one after the other (`opening`).
     """
 
     def __init__(
-        self, prompt: Prompt, choices: int, at_once: int, owner: str, sessions: TextSessions
+        self,
+        prompt: Prompt,
+        choices: int,
+        at_once: int,
+        owner: str,
+        sessions: TextSessions,
+        beside: "Sequence[PromptSessions]",
+        opening: asyncio.Lock,
     ) -> None:
         self._token_ids = prompt.token_ids
         self._left = choices
         self._at_once = at_once
         self._owner = owner
         self._sessions = sessions
+        self._beside = beside
         self._ready: list[TextSession] = []
-        self._opening = asyncio.Lock()
+        self._opening = opening
 
     async def take(self) -> TextSession:
         """A session for the next choice, which closes it."""
         async with self._opening:
-            if not self._ready:
-                await self._open()
             self._left -= 1
-            return self._ready.pop()
+            if self._ready:
+                return self._ready.pop()
+            first = await self._start()
+            try:
+                await self._fork(first)
+            except BaseException:
+                self._sessions.close_soon(first)
+                raise
+            return first
 
-    async def release(self) -> None:
-        """Close those that no choice has taken."""
+    async def release(self) -> int:
+        """Close those that no choice has taken; how many."""
+        closed = 0
         while self._ready:
             await self._sessions.close(self._ready.pop())
+            closed += 1
+        return closed
 
-    async def _open(self) -> None:
-        first = await self._sessions.start_tokens(self._owner, self._token_ids, _LABEL)
-        self._ready.append(first)
-        for _ in range(min(self._left, self._at_once) - 1):
+    async def _start(self) -> TextSession:
+        while True:
+            try:
+                return await self._sessions.start_tokens(self._owner, self._token_ids, _LABEL)
+            except ResourceExhausted:
+                if not any([await each.release() for each in self._beside]):
+                    raise
+
+    async def _fork(self, first: TextSession) -> None:
+        for _ in range(min(self._left, self._at_once - 1)):
             try:
                 self._ready.append(await self._sessions.fork(first))
             except ResourceExhausted:  # the choices that come later open their own, or are refused by name
@@ -216,8 +241,11 @@ async def begin_completion(
     places = asyncio.Semaphore(at_once)
     samplings = request.samplings(request.choice_count)
     choices: list[TextChoice] = []
+    opened: list[PromptSessions] = []
+    opening = asyncio.Lock()
     for prompt in prompts:
-        own = PromptSessions(prompt, len(samplings), at_once, owner, sessions)
+        own = PromptSessions(prompt, len(samplings), at_once, owner, sessions, opened, opening)
+        opened.append(own)
         stack.push_async_callback(own.release)
         for sampling in samplings:
             choice = TextChoice(len(choices), prompt, request, sampling, owner, sessions, own, places)
