@@ -18,10 +18,17 @@ from support import tiny
 
 # Float weights are multiplied by torch, so native kernels run their layers one by one.
 CPU_CONFIGS = {
-    "torch": tiny.engine_config(window=64, spare=16),
-    "native": tiny.engine_config(window=64, spare=16, kernels=KernelChoice.NATIVE, weights=WeightFormat.INT8),
-    "native, layer by layer": tiny.engine_config(window=64, spare=16, kernels=KernelChoice.NATIVE),
+    "torch": tiny.engine_config(window=1024, spare=16),
+    "native": tiny.engine_config(
+        window=1024, spare=16, kernels=KernelChoice.NATIVE, weights=WeightFormat.INT8
+    ),
+    "native, layer by layer": tiny.engine_config(window=1024, spare=16, kernels=KernelChoice.NATIVE),
 }
+
+
+_MORE_THAN_ARE_READ = (
+    900  # however far the engine is ahead of its reader, it is neither at the end nor past a lap
+)
 
 
 class Watch:
@@ -56,15 +63,15 @@ def classes_of_a_token(backend: Backend, config: tiny.EngineConfig) -> set[str]:
         try:
             sequence = engine.open("me", ())
             engine.append(sequence, tiny.PROMPT)
-            tokens = iter(engine.generate(sequence, 40, SamplingParams()))
+            stream = engine.generate(sequence, _MORE_THAN_ARE_READ, SamplingParams())
+            tokens = iter(stream)
             for _ in range(10):
                 next(tokens)
             watch.is_on = True
             for _ in range(20):
                 next(tokens)
             watch.is_on = False
-            for _ in tokens:
-                pass
+            stream.cancel()
         finally:
             engine.shutdown()
     ours = (each for each in watch.met if each.__module__.startswith("kakeya."))
