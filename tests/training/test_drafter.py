@@ -95,21 +95,11 @@ def test_an_interrupted_training_makes_the_same_file(
     assert again.output.read_bytes() == request.output.read_bytes()
 
 
-def test_conversations_go_on_where_they_stopped(
-    request_for: MakeRequest, conversations: Conversations, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_SAVE_DATA_S", 0.0)
+def test_conversations_alone_train_nothing(request_for: MakeRequest) -> None:
     request = request_for(only_write=True)
-    with pytest.raises(Interrupted):
-        train_drafter(request, interrupt_at("writing", 0.5))
-    partial = request.data_file.read_bytes()
-    report = train_drafter(request, quiet)
-    assert not report.examined
+    assert not train_drafter(request, quiet).examined
+    assert request.data_file.exists()
     assert not request.output.exists()
-    whole = request.data_file.read_bytes()
-    assert len(whole) > len(partial)
-    write_conversations(request.data_file.with_name("at once"), conversations)
-    assert whole == request.data_file.with_name("at once").read_bytes()
 
 
 def test_a_short_block_is_examined_at_its_own_length(
@@ -125,6 +115,7 @@ def test_a_short_block_is_examined_at_its_own_length(
     "changes, message",
     [
         ({"output": Path("/nowhere/it")}, "/nowhere/it cannot be written: there is no directory /nowhere"),
+        ({"writers": 0}, "writers must be at least 1, got 0"),
         ({"data": DataSettings(tokens=100)}, "conversations of 100 tokens need a window that holds them"),
     ],
 )

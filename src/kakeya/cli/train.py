@@ -86,6 +86,12 @@ class DrafterOptions:
             "begin with. English ones when left out; none with an empty file."
         ),
     ] = None
+    writers: Annotated[
+        int,
+        _data(
+            help="Processes that write them, each with its own model: four keep an H200 busy, one does not."
+        ),
+    ] = 1
     only_write: Annotated[bool, _data("--only-write", help="Write the conversations and stop.")] = False
     kind: Annotated[
         str, _network(help="`steps` guesses a token at a time, `block` a whole block in one pass.")
@@ -197,6 +203,7 @@ def _request(asked: DrafterOptions) -> "Request":
         licence=asked.licence,
         resume=asked.resume,
         only_write=asked.only_write,
+        writers=asked.writers,
     )
 
 

@@ -1,7 +1,7 @@
 """`train_drafter`: from a verifier's name to a drafter's file, by nothing but the verifier."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,36 +17,28 @@ from kakeya.loading import LoadedModel, load_model
 from kakeya.models.catalogue import CATALOGUE, resolve
 from kakeya.models.checkpoint import Checkpoint, open_checkpoint
 from kakeya.models.drafter import DrafterConfig, write_drafter
-from kakeya.runtime import Runtime
 from kakeya.training.acceptance import Examiner
 from kakeya.training.batches import Batches
 from kakeya.training.conversations import (
     Conversation,
     Conversations,
     frequent_tokens,
-    read_conversations,
     trained_length,
-    write_conversations,
 )
 from kakeya.training.features import FeatureReader, FeatureStore, measure_standard, shards
+from kakeya.training.gathering import Tell, WritingJob, gather
 from kakeya.training.network import Network, Standard, folded
 from kakeya.training.report import Report
 from kakeya.training.settings import DataSettings, NetworkSettings, TrainingSettings
-from kakeya.training.template import template_pieces
 from kakeya.training.trainer import Frame, Trainer
 from kakeya.training.verifier import SharedParts, rotation_tables
-from kakeya.training.writing import ConversationWriter
 from kakeya.types import BackendChoice, KernelChoice, ShareBeginnings
 
 BLOCKS = (4, 8)
 _EXAMINATIONS = 4
-_SAVE_DATA_S = 60.0
 _CUDA_STEP_TOKENS = 8192
 _TRAINING_BYTES = 16 * 10**9
 _HELD_OUT_SHARE = 0.1
-
-# tell(stage, share done from 0 to 1, what there is to say)
-Tell = Callable[[str, float, str], None]
 
 
 @dataclass(frozen=True)
@@ -66,6 +58,8 @@ class Request:
     """What the drafter's file says; None is what the catalogue says of the model."""
     resume: bool = False
     only_write: bool = False
+    writers: int = 1
+    """Processes that write conversations, each with a verifier of its own."""
 
     @property
     def checkpoint_file(self) -> Path:
@@ -82,6 +76,8 @@ class Request:
                 f"conversations of {self.data.tokens} tokens need a window that holds them; "
                 f"this one holds {self.engine.cache.capacity}"
             )
+        if self.writers < 1:
+            raise ConfigError(f"writers must be at least 1, got {self.writers}")
 
 
 def train_drafter(request: Request, tell: Tell) -> Report:
@@ -95,10 +91,12 @@ def train_drafter(request: Request, tell: Tell) -> Report:
     model = load_model(checkpoint, config, request.model, observed_layers=len(shape.taps))
     report = _new_report(request, model)
     with _timed(report, "writing"):
-        conversations = _conversations(request, model, checkpoint, tell)
+        job = WritingJob(
+            request.model, config, checkpoint.fingerprint, request.data, request.data_file, request.writers
+        )
+        conversations = gather(job, model, tell)
     if not request.only_write:
-        job = _Job(request, model, checkpoint, shape, conversations, report, tell)
-        job.run()
+        _Job(request, model, checkpoint, shape, conversations, report, tell).run()
     return report
 
 
@@ -128,33 +126,6 @@ def _timed(report: Report, stage: str) -> Iterator[None]:
         yield
     finally:
         report.seconds[stage] = round(time.monotonic() - began, 3)
-
-
-def _conversations(request: Request, model: LoadedModel, checkpoint: Checkpoint, tell: Tell) -> Conversations:
-    """Those of the data file, and those that it lacks, which are then in it."""
-    pieces = template_pieces(model.tokenizer, model.model_config.eos_token_ids)
-    found = Conversations(request.data, checkpoint.fingerprint, pieces.ends, ())
-    if request.data_file.exists():
-        vocabulary = model.model_config.vocab_size
-        found = read_conversations(request.data_file, request.data, checkpoint.fingerprint, vocabulary)
-    missing = found.missing()
-    if not missing:
-        return found
-    items, saved, tokens, began = list(found.items), time.monotonic(), 0, time.monotonic()
-    with Runtime(model).start() as runtime:
-        try:
-            for conversation in ConversationWriter(runtime, pieces, request.data).write(missing):
-                items.append(conversation)
-                tokens += len(conversation.tokens)
-                if time.monotonic() - saved > _SAVE_DATA_S:
-                    write_conversations(request.data_file, replace(found, items=items))
-                    saved = time.monotonic()
-                speed = tokens / max(time.monotonic() - began, 1e-9)
-                tell("writing", len(items) / request.data.conversations, f"{speed:,.0f} tokens/s")
-        finally:
-            whole = replace(found, items=sorted(items, key=lambda each: each.number))
-            write_conversations(request.data_file, whole)
-    return whole
 
 
 class _Job:

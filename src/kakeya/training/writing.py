@@ -43,7 +43,7 @@ class ConversationWriter:
         self._runtime, self._pieces, self._settings = runtime, pieces, settings
         self._words_limit = max(8, settings.tokens // 4)
 
-    def write(self, numbers: Sequence[int]) -> Iterator[Conversation]:
+    def write(self, numbers: Sequence[int]) -> Generator[Conversation, None, None]:
         """The conversations of these numbers, as they are finished. Raises what a generate raises."""
         waiting = iter(numbers)
         reading: list[_Reading] = []
