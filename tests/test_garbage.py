@@ -18,9 +18,14 @@ class Loop:
 
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
+    """Nothing is frozen while a test runs; what was, such as all tests that were collected, is so again."""
+    was_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
     yield
     gc.enable()
     gc.unfreeze()
+    if was_frozen:
+        gc.freeze()
 
 
 def collections() -> int:
