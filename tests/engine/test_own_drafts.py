@@ -1,5 +1,7 @@
 """How many tokens a backend drafts by itself: what pays, by chances and costs."""
 
+import itertools
+
 from kakeya.engine.own_drafts import OwnDrafts
 
 COUNTS = (3, 7)
@@ -37,8 +39,15 @@ def test_a_short_draft_is_taken_where_a_long_one_is_never_right() -> None:
 def test_nothing_is_drafted_that_does_not_pay_and_little_is_tried() -> None:
     counts = run(drafts(), 4000, right=0)
     assert set(counts[100:]) == {0, 3}
-    lost = sum(SECONDS[count] - SECONDS[0] for count in counts[100:])
-    assert lost < 0.03 * len(counts[100:])
+    lost = sum(SECONDS[count] - SECONDS[0] for count in counts[3000:])
+    assert lost < 0.006 * len(counts[3000:])
+
+
+def test_who_is_often_right_is_tried_as_often_as_ever() -> None:
+    """One guess alone does not pay here, but it may soon be two."""
+    counts = run(drafts(), 4000, right=1, seconds={0: 1.0, 3: 2.5, 7: 3.5})
+    trials = [at for at in range(2000, 4000) if counts[at] and not counts[at - 1]]
+    assert {later - earlier for earlier, later in itertools.pairwise(trials)} == {256 + 8}
 
 
 def test_drafting_comes_back_when_guesses_become_right() -> None:

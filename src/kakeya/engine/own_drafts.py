@@ -3,7 +3,8 @@
 Draft and verification are one launch there, for all sessions together, so all draft the same number: the one
 with the most tokens a second. How often a guess is right is measured by its place in the draft, over all
 sessions; what a step takes is measured for each number and size of the crowd. Where no number pays, the least
-is tried now and then, so drafting ends by itself and comes back by itself.
+is tried now and then, so drafting ends by itself and comes back by itself; ever more seldom, as long as even
+the first guess is seldom right.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ NAME = "drafter"  # in metrics
 
 _FIRST_STEPS = 4  # that each number is tried for, to learn what a step takes
 _TRIAL = 8  # steps of a trial
-_BETWEEN = 256  # steps between two trials
+_BETWEEN, _MOST_BETWEEN = 256, 1024  # steps between two trials
 _HOPEFUL = 0.75  # the chance of a guess that nobody has judged
 _DOUBT = 8.0  # guesses that this hope is worth
 _REMEMBERED = 256.0  # guesses at one place that count
@@ -69,6 +70,9 @@ class OwnDrafts:
         self._places = [_Place() for _ in range(max(counts))]
         self._crowds: dict[int, _Crowd] = {}
         self._since_draft = 0
+        self._between = _BETWEEN
+        # Drafts since the last trial, and those whose first guess was right.
+        self._tried = self._tried_right = 0
 
     def count(self, sessions: int) -> int:
         """How many tokens to draft for each of so many sessions; 0 for a plain step."""
@@ -78,7 +82,7 @@ class OwnDrafts:
         if crowd.untried is not None:
             return crowd.untried
         fastest = max(self._counts, key=lambda count: self._gain(count) / crowd.seconds[count])
-        return fastest or (self._counts[1] if self._since_draft >= _BETWEEN else 0)
+        return fastest or (self._counts[1] if self._since_draft >= self._between else 0)
 
     def learn(self, sessions: int, count: int, seconds: float) -> None:
         """A step for so many sessions that drafted `count` tokens for each has taken so long."""
@@ -86,11 +90,18 @@ class OwnDrafts:
             return
         self._crowd(sessions).learn(count, seconds)
         self._since_draft += 1
-        if self._since_draft >= _BETWEEN + _TRIAL:  # a trial is over
-            self._since_draft = 0
+        if self._since_draft >= self._between + _TRIAL:
+            self._end_trial()
+
+    def _end_trial(self) -> None:
+        is_hopeless = 2 * self._tried_right < self._tried
+        self._between = min(2 * self._between, _MOST_BETWEEN) if is_hopeless else _BETWEEN
+        self._since_draft = self._tried = self._tried_right = 0
 
     def judged(self, count: int, right: int) -> None:
         """Of `count` guesses for one session the first `right` were kept."""
+        self._tried += 1
+        self._tried_right += right > 0
         for place in range(min(count, right + 1)):
             self._places[place].count(right=place < right)
 
