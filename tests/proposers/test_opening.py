@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kakeya import kernels as native
 from kakeya.cli.serve import planned_capacity
 from kakeya.cli.serve_options import ServeOptions
 from kakeya.config import EngineConfig, ProposerChoice, parse_proposers
@@ -16,6 +17,7 @@ from kakeya.errors import ConfigError, CorruptCheckpoint, ModelNotFound
 from kakeya.loading import load_model
 from kakeya.models.checkpoint import open_checkpoint
 from kakeya.models.drafter import read_drafter
+from kakeya.models.float_types import FLOAT_TYPES
 from kakeya.proposers import opening, shipped
 from kakeya.proposers.desk import open_desk
 from kakeya.proposers.drafter import TrainedDrafter
@@ -220,10 +222,21 @@ def test_a_drafter_is_opened_by_its_path(
     weights, each = proposer_memory(asked, open_checkpoint(model), "tiny")
     assert loaded.facts.proposer == asked.proposer
     assert loaded.facts.proposer_bytes == each * asked.capacity > 0
-    shape = read_drafter(drafter).config
-    head = shape.draft_vocab_size * shape.hidden_size
-    assert weights - head == pytest.approx(drafter.stat().st_size, rel=0.25)
+    each_number = 1 if native.load(asked.kernels) is not None else FLOAT_TYPES[asked.dtype].itemsize
+    assert weights / each_number == pytest.approx(drafter.stat().st_size, rel=0.25)
     assert not caplog.records
+
+
+def test_the_rows_of_a_head_are_counted(model: Path, tmp_path: Path) -> None:
+    """Those of a drafter that knows a part of the vocabulary: it has them beside the verifier's own."""
+    checkpoint = open_checkpoint(model)
+    taken = []
+    for size in (checkpoint.config.vocab_size, 100, 50):
+        path = tmp_path / str(size)
+        tiny.write_random_drafter(path, checkpoint.config, draft_vocab_size=size)
+        taken.append(proposer_memory(config(f"drafter:{path}"), checkpoint, "tiny")[0])
+    whole, many, few = taken
+    assert many - few == few - whole > 0
 
 
 def test_a_drafter_and_a_small_model_take_memory_together(model: Path, drafter: Path) -> None:

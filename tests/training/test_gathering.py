@@ -85,6 +85,17 @@ def test_what_killed_writers_left_is_taken_up(
     assert not job.parts
 
 
+def test_names_with_odd_characters_and_half_written_files(
+    job: WritingJob, model: LoadedModel, conversations: Conversations, at_once: bytes, tmp_path: Path
+) -> None:
+    """A writer that was killed while it saved leaves half a file beside its part, which nobody reads."""
+    job = replace(job, file=tmp_path / "data[1]*")
+    write_conversations(job.part(3), conversations)
+    Path(f"{job.part(3)}.77.partial").write_bytes(b"half")
+    gather(job, model, interrupt_at(0.0))
+    assert job.file.read_bytes() == at_once
+
+
 def test_parts_of_another_run_are_refused_and_stay(
     job: WritingJob, model: LoadedModel, conversations: Conversations
 ) -> None:
@@ -99,6 +110,6 @@ def test_a_writer_that_fails_is_told_and_what_there_is_stays(
 ) -> None:
     write_conversations(job.file, replace(conversations, items=conversations.items[:4]))
     before = job.file.read_bytes()
-    with pytest.raises(ResourceExhausted, match=r"writer 1 of 2 ended with status 1; what was written is in"):
+    with pytest.raises(ResourceExhausted, match=r"writer 1 of 2 ended with status 1: its error is above"):
         gather(replace(job, model=str(tmp_path / "nowhere"), writers=2), model, quiet)
     assert job.file.read_bytes() == before

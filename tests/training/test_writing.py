@@ -111,6 +111,13 @@ def test_what_a_user_begins_with_is_no_answer(runtime: Runtime) -> None:
     assert np.flatnonzero(spoken.answers).tolist() == [len(spoken.tokens) - 1]
 
 
+def test_a_long_opening_leaves_room_for_an_answer(runtime: Runtime) -> None:
+    settings = DataSettings(tokens=40, openings=("What is it " * 50,))
+    (written,) = ConversationWriter(runtime, pieces_of(runtime), settings).write([10])
+    assert len(written.tokens) == len(written.answers) <= settings.tokens
+    assert written.answers.any()
+
+
 def test_words_that_do_not_end_are_closed(runtime: Runtime) -> None:
     spoken = scripted(runtime, [[9, 8], [20]])
     assert spoken.tokens.tolist() == [1, 9, 8, END, *runtime.tokenizer.encode("\n"), 2, 20]

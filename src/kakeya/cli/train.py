@@ -89,7 +89,7 @@ class DrafterOptions:
     writers: Annotated[
         int,
         _data(
-            help="Processes that write them, each with its own model: four keep an H200 busy, one does not."
+            help="Processes that write them, each with its own model: five keep an H200 busy, one does not."
         ),
     ] = 1
     only_write: Annotated[bool, _data("--only-write", help="Write the conversations and stop.")] = False
@@ -210,7 +210,7 @@ def _request(asked: DrafterOptions) -> "Request":
 def _lines(path: Path) -> tuple[str, ...]:
     """The lines of a file that are not empty. Raises ConfigError."""
     try:
-        return tuple(filter(None, map(str.strip, path.read_text().splitlines())))
+        return tuple(filter(None, map(str.strip, path.read_text(encoding="utf-8").splitlines())))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the openings cannot be read from {path}: {error}") from error
 

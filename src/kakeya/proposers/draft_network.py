@@ -44,20 +44,22 @@ class DraftNetwork:
     def __init__(
         self,
         stored: StoredDrafter,
-        head: Tensor,
+        head: Tensor | None,
         model: ModelConfig,
         config: EngineConfig,
         kernels: Kernels | None,
     ) -> None:
-        """`head`: the verifier's weights for the tokens that are guessed, [draft vocabulary, hidden]."""
+        """`head`: the verifier's weights for the tokens that are guessed, [draft vocabulary, hidden]; None
+        where these are all, and the verifier's own head is asked."""
         self.config = stored.config
-        self._tensors = {**stored.tensors, "head": head}
+        self._tensors = stored.tensors if head is None else {**stored.tensors, "head": head}
         self._dtype, self._kernels = FLOAT_TYPES[config.dtype], kernels
         self._rope = model.layer_ropes[drafter_rope(model)].within(config.cache.capacity)
         self._ops: RowOps = kernels or TorchRowOps(exact=False)
         self._fuse = self._linear("fuse.weight", self._vector("fuse.bias"))
         self._final_norm = self._vector("final_norm")
-        self._head, self._softcap = self._linear("head"), model.logit_softcap
+        self._head = None if head is None else self._linear("head")
+        self._softcap = model.logit_softcap
         self._layers = [self._layer(f"layers.{index}.") for index in range(self.config.layers)]
         self.unknown = self._vector("unknown") if self.config.kind == "block" else torch.empty(0)
         """In place of the embeddings of a block's tokens from the second on, [block - 1, hidden]."""
@@ -92,9 +94,14 @@ class DraftNetwork:
         """cos and sin at each position, [rows, head_dim / 2]."""
         return rope_tables(self._rope, positions)
 
+    def final(self, state: Tensor) -> Tensor:
+        """What a head is given."""
+        return self._normed(state, self._final_norm)
+
     def logits(self, state: Tensor) -> Tensor:
-        """float32 [rows, draft vocabulary]"""
-        logits = self._head(self._normed(state, self._final_norm))
+        """float32 [rows, draft vocabulary], where the drafter has a head of its own."""
+        assert self._head is not None
+        logits = self._head(self.final(state))
         return logits if self._softcap is None else softcap(logits, self._softcap)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:

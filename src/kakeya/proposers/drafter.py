@@ -76,7 +76,8 @@ class TrainedDrafter:
         config: EngineConfig,
         kernels: Kernels | None,
     ) -> None:
-        head = head_rows(verifier, model, stored.draft_vocab)
+        self._knows_all = stored.config.draft_vocab_size == model.vocab_size
+        head = None if self._knows_all else head_rows(verifier, model, stored.draft_vocab)
         self._network, self._verifier = DraftNetwork(stored, head, model, config, kernels), verifier
         self._draft_vocab = stored.draft_vocab
         self._vocab_size = model.vocab_size
@@ -166,9 +167,9 @@ class TrainedDrafter:
 
     def _logits(self, state: Tensor) -> Tensor:
         """float32 [rows, vocabulary]. Valid until the next call."""
+        if self._knows_all:
+            return self._verifier.logits(self._network.final(state))
         logits, rows = self._network.logits(state), len(state)
-        if logits.shape[1] == self._vocab_size:
-            return logits
         if rows > len(self._all_logits):
             self._all_logits = torch.full((rows, self._vocab_size), _UNLIKELY)
         return self._all_logits[:rows].index_copy_(1, self._draft_vocab, logits)
@@ -184,10 +185,11 @@ def head_rows(verifier: Verifier, model: ModelConfig, ids: Tensor) -> Tensor:
     if model.tied_head:
         return verifier.embed(ids) / model.embed_scale
     # However a head is held, what it makes of a one in a single column is that column.
-    unit = torch.eye(model.hidden_size)
-    parts = range(0, model.hidden_size, _COLUMNS_AT_ONCE)
-    columns = [verifier.logits(unit[first : first + _COLUMNS_AT_ONCE])[:, ids] for first in parts]
-    return torch.cat(columns).T.contiguous()
+    rows, unit = torch.empty(len(ids), model.hidden_size), torch.eye(model.hidden_size)
+    for first in range(0, model.hidden_size, _COLUMNS_AT_ONCE):
+        part = slice(first, first + _COLUMNS_AT_ONCE)
+        rows[:, part] = verifier.logits(unit[part])[:, ids].T
+    return rows
 
 
 def _anchor(stream: _Stream) -> int:

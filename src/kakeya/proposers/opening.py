@@ -18,6 +18,8 @@ from kakeya.models.catalogue import resolve
 from kakeya.models.checkpoint import Checkpoint, open_checkpoint
 from kakeya.models.config import ModelConfig
 from kakeya.models.drafter import DrafterConfig, StoredDrafter, read_drafter
+from kakeya.models.float_types import FLOAT_TYPES
+from kakeya.models.quantized import GROUP
 from kakeya.proposers.draft_states import state_bytes
 from kakeya.proposers.drafter import TrainedDrafter, Verifier
 from kakeya.proposers.model import COMMON_TOKENS, SmallModel
@@ -76,15 +78,18 @@ def proposer_memory(config: EngineConfig, verifier: Checkpoint | None, name: str
                 raise needs_verifier(choice)
             if config.backend is not BackendChoice.CUDA:
                 stored = stored_drafter(choice, verifier.config, verifier.fingerprint, name)
-                weights += _drafter_weights(stored)
+                weights += _drafter_weights(stored, config)
                 each += state_bytes(stored.config, config)
     return weights, each
 
 
-def _drafter_weights(stored: StoredDrafter) -> int:
-    """Bytes in 8 bits, with its rows of the verifier's head."""
-    head = stored.config.draft_vocab_size * stored.config.hidden_size
-    return head + sum(tensor.numel() for tensor in stored.tensors.values())
+def _drafter_weights(stored: StoredDrafter, config: EngineConfig) -> int:
+    """Bytes with its rows of the verifier's head: in 8 bits where native kernels multiply."""
+    shape, count = stored.config, sum(tensor.numel() for tensor in stored.tensors.values())
+    if shape.draft_vocab_size < shape.vocab_size:
+        count += shape.draft_vocab_size * shape.hidden_size
+    is_native = native.load(config.kernels) is not None and shape.hidden_size % GROUP == 0
+    return count if is_native else count * FLOAT_TYPES[config.dtype].itemsize
 
 
 def _small_model_memory(checkpoint: Checkpoint, config: EngineConfig) -> int:

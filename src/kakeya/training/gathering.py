@@ -6,11 +6,14 @@ the data file. However it ends, what they wrote is joined.
 """
 
 import multiprocessing
+import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
@@ -52,7 +55,8 @@ class WritingJob:
     @property
     def parts(self) -> list[Path]:
         """The files of writers that are there: of a run that was killed before it joined them."""
-        return sorted(self.file.parent.glob(f"{self.file.name}.part*"))
+        name = re.compile(re.escape(self.file.name) + r"\.part\d+")
+        return sorted(each for each in self.file.absolute().parent.iterdir() if name.fullmatch(each.name))
 
     def part(self, writer: int) -> Path:
         return self.file.with_name(f"{self.file.name}.part{writer}")
@@ -63,8 +67,8 @@ def gather(job: WritingJob, model: LoadedModel, tell: Tell) -> Conversations:
     pieces = template_pieces(model.tokenizer, model.model_config.eos_token_ids)
     book = _Book(job.file, Conversations(job.data, job.fingerprint, pieces.ends, ()))
     vocabulary = model.model_config.vocab_size
-    for path in [job.file] if job.file.exists() else []:
-        book.join(path, vocabulary)
+    if job.file.exists():
+        book.join(job.file, vocabulary)
     _join_parts(job, book, vocabulary)
     missing = book.whole.missing()
     if missing and job.writers == 1:
@@ -151,36 +155,39 @@ def _write_here(
 
 
 class _Tally:
-    """What all writers have written, and whether they are to stop: shared by their processes."""
+    """What each writer has written, and whether all are to stop: shared by their processes.
 
-    def __init__(self, processes: SpawnContext) -> None:
-        self._counts = processes.Array("q", 2)
-        self._stop = processes.Event()
+    Without locks, because a writer that is killed while it holds one would hold up all others.
+    """
 
-    def __call__(self, conversation: Conversation) -> bool:
-        with self._counts.get_lock():
-            self._counts[0] += 1
-            self._counts[1] += len(conversation.tokens)
+    def __init__(self, processes: SpawnContext, writers: int) -> None:
+        self._conversations = processes.RawArray("q", writers)
+        self._tokens = processes.RawArray("q", writers)
+        self._stop = processes.RawValue("b", 0)
+
+    def count(self, writer: int, conversation: Conversation) -> bool:
+        """One more of this writer's; whether it is to go on."""
+        self._conversations[writer] += 1
+        self._tokens[writer] += len(conversation.tokens)
         parent = multiprocessing.parent_process()
-        return not self._stop.is_set() and parent is not None and parent.is_alive()
+        return not self._stop.value and parent is not None and parent.is_alive()
 
     def stop(self) -> None:
-        self._stop.set()
+        self._stop.value = 1
 
     @property
     def counts(self) -> tuple[int, int]:
         """Conversations and their tokens."""
-        with self._counts.get_lock():
-            return self._counts[0], self._counts[1]
+        return sum(self._conversations), sum(self._tokens)
 
 
 def _write_beside(job: WritingJob, missing: Sequence[int], book: _Book, vocabulary: int, tell: Tell) -> None:
     """Let processes write them. Raises ResourceExhausted when one of them fails."""
     processes = multiprocessing.get_context("spawn")
-    tally, progress, before = _Tally(processes), _Progress(book, tell), len(book)
+    tally, progress, before = _Tally(processes, job.writers), _Progress(book, tell), len(book)
     shares = [missing[writer :: job.writers] for writer in range(job.writers)]
     writers = [
-        processes.Process(target=_write_share, args=(job, share, job.part(writer), tally), daemon=True)
+        processes.Process(target=_write_share, args=(job, share, writer, tally), daemon=True)
         for writer, share in enumerate(shares)
         if share
     ]
@@ -199,25 +206,33 @@ def _write_beside(job: WritingJob, missing: Sequence[int], book: _Book, vocabula
                 writer.join()
         _join_parts(job, book, vocabulary)
     _check(writers, job)
+    if lost := book.whole.missing():
+        raise ResourceExhausted(
+            f"{len(lost)} conversations that were written are gone: another training used {job.file} as well"
+        )
 
 
 def _check(writers: Sequence[SpawnProcess], job: WritingJob) -> None:
     for number, writer in enumerate(writers, 1):
         if writer.exitcode:
+            memory = "each has a model and sessions of its own, so fewer --writers need less memory"
+            why = f"it was killed; {memory}" if writer.exitcode < 0 else "its error is above"
             raise ResourceExhausted(
-                f"writer {number} of {len(writers)} ended with status {writer.exitcode}; what was written is "
-                f"in {job.file}. Each has a model and sessions of its own: fewer --writers need less memory"
+                f"writer {number} of {len(writers)} ended with status {writer.exitcode}: {why}. The "
+                f"conversations so far are kept in {job.file}"
             )
 
 
-def _write_share(job: WritingJob, numbers: Sequence[int], part: Path, tally: _Tally) -> None:
-    """What a writer's process does. An interrupt is its parent's matter, which then says stop."""
+def _write_share(job: WritingJob, numbers: Sequence[int], writer: int, tally: _Tally) -> None:
+    """What a writer's process does. An interrupt is its parent's matter, which then says stop. However it is
+    asked to end, it saves what it has."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     checkpoint = open_checkpoint(resolve(job.model, config=job.config))
     model = load_model(checkpoint, job.config, job.model)
     pieces = template_pieces(model.tokenizer, model.model_config.eos_token_ids)
-    book = _Book(part, Conversations(job.data, job.fingerprint, pieces.ends, ()))
-    _write_here(model, pieces, job.data, numbers, book, tally)
+    book = _Book(job.part(writer), Conversations(job.data, job.fingerprint, pieces.ends, ()))
+    _write_here(model, pieces, job.data, numbers, book, partial(tally.count, writer))
 
 
 def _join_parts(job: WritingJob, book: _Book, vocabulary: int) -> None:

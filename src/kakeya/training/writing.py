@@ -109,13 +109,14 @@ class ConversationWriter:
                 if not new or length - len(tokens) - len(new) < 2 * self._words_limit:
                     break
                 tokens += new
-            written = np.array(tokens[: len(answers)], dtype=np.int32)
-            return Conversation(number, written, np.array(answers, dtype=np.bool_))
+            end = min(len(answers), length)
+            written, marks = np.array(tokens[:end], dtype=np.int32), np.array(answers[:end], dtype=np.bool_)
+            return Conversation(number, written, marks)
         finally:
             self._runtime.close_session(session)
 
     def _first_words(self, number: int) -> list[int]:
-        return self._runtime.tokenizer.encode(opening_of(self._settings, number))
+        return self._runtime.tokenizer.encode(opening_of(self._settings, number))[: self._words_limit]
 
     def _after_words(self, words: Sequence[int]) -> Sequence[int]:
         """What leads from a user's words to the answer; nothing where the words are none or ended oddly."""

@@ -71,7 +71,8 @@ class DrafterPlan:
         config, rows = self.config, whole_tiles(self.rows)
         row = (len(config.taps) + 2) * config.hidden_size + 2 * config.kv_size
         weights = sum(torch.Size(shape).numel() for shape in config.shapes.values())
-        weights += config.draft_vocab_size * config.hidden_size  # of the head
+        if config.draft_vocab_size < self.model.vocab_size:
+            weights += config.draft_vocab_size * config.hidden_size  # its rows of the head
         return self.workspace.nbytes + 4 * (rows * row + weights)
 
 
