@@ -84,14 +84,24 @@ def _store_token(keys, values, slot, key, value, D: tl.constexpr):
 
 
 @triton.jit
+def reach_of_window(sink, capacity, local_window):
+    """How many tokens the window holds, the newest included: fewer in a layer with a local window."""
+    window = capacity - sink
+    return tl.where(local_window > 0, tl.minimum(local_window, window), window)
+
+
+@triton.jit
+def first_sink(t, capacity, local_window):
+    """The first sink that t sees."""
+    return tl.where(local_window > 0, tl.minimum(t, capacity - 1) - local_window + 1, 0)
+
+
+@triton.jit
 def seen_slots(t, fresh, sink, slots, capacity, local_window):
     """The slots of the earlier tokens that t sees, but for the last `fresh` ones, in two ranges: from the
     oldest of the ring up to its end, and from slot 0 on, where sinks come first. Returns the begin and the
     end of the first, the end of the second."""
-    window = capacity - sink
-    # A layer with a local window sees distances below it, other layers every distance.
-    reach = tl.where(local_window > 0, tl.minimum(local_window, window), window)
-    oldest = tl.maximum(sink, t - reach + 1)
+    oldest = tl.maximum(sink, t - reach_of_window(sink, capacity, local_window) + 1)
     count = tl.maximum(t - fresh - oldest, 0)
     begin = slot_of(oldest, sink, slots - sink)
     upper = tl.minimum(count, slots - begin)
@@ -128,7 +138,7 @@ def _attend_slots(
     variant = tl.arange(0, VARIANTS * PADDED) // PADDED
     in_window, at_sinks = (variant == 0)[None, :], (variant == 1)[None, :]
     begin, high_end, low_end = seen_slots(t, fresh, sink, slots, capacity, local_window)
-    sinks_from = _sinks_from(t, capacity, local_window)
+    sinks_from = first_sink(t, capacity, local_window)
     sinks_end = tl.minimum(sink, t - fresh)
     high_blocks = tl.cdiv(high_end - begin, BLOCK)
     blocks = high_blocks + tl.cdiv(low_end, BLOCK)
@@ -150,12 +160,6 @@ def _attend_slots(
 
 
 @triton.jit
-def _sinks_from(t, capacity, local_window):
-    """The first sink that t sees."""
-    return tl.where(local_window > 0, tl.minimum(t, capacity - 1) - local_window + 1, 0)
-
-
-@triton.jit
 def _attend_fresh(
     state, queries, first_at, wave_stride, cos_at, rotation_stride, key_norm_ptr, eps, values_from,
     fresh, t, sink, capacity, softcap, local_window,
@@ -173,11 +177,10 @@ def _attend_fresh(
     v = tl.load(key_at[None, :] + values_from + dim[:, None], mask=real[None, :], other=0.0)
     scores = exponents(tl.dot(k, queries, input_precision="ieee"), softcap, CAPPED)
     position = t - fresh + place
-    window = capacity - sink
-    reach = tl.where(local_window > 0, tl.minimum(local_window, window), window)
+    reach = reach_of_window(sink, capacity, local_window)
     variant = tl.arange(0, VARIANTS * PADDED) // PADDED
     in_window = real & (position >= sink) & (position > t - reach)
-    at_sinks = real & (position < sink) & (position >= _sinks_from(t, capacity, local_window))
+    at_sinks = real & (position < sink) & (position >= first_sink(t, capacity, local_window))
     seen = (variant == 0)[None, :] & in_window[:, None] | (variant == 1)[None, :] & at_sinks[:, None]
     return online_softmax(scores, seen, v, score_max, exp_sum, acc)
 

@@ -10,7 +10,15 @@ import triton
 import triton.language as tl
 
 from kakeya.kernels.gpu.device.common import MASKED, heads_of_rows, rotated_rows, slot_of
-from kakeya.kernels.gpu.device.decode import LOG2_E, block_of_slots, exponents, online_softmax, seen_slots
+from kakeya.kernels.gpu.device.decode import (
+    LOG2_E,
+    block_of_slots,
+    exponents,
+    first_sink,
+    online_softmax,
+    reach_of_window,
+    seen_slots,
+)
 from kakeya.kernels.gpu.device.pdl import wait_for_predecessor
 
 
@@ -92,11 +100,8 @@ def draft_attention(
     at_sinks = (variant == 1)[None, :]
     in_window = (variant == 0)[None, :]
     column_t = (t + place)[None, :]
-    window = capacity - sink
-    reach = tl.where(local_window > 0, tl.minimum(local_window, window), window)
-    sinks_from = tl.where(
-        local_window > 0, tl.minimum(column_t, capacity - 1) - local_window + 1, tl.zeros_like(column_t)
-    )
+    reach = reach_of_window(sink, capacity, local_window)
+    sinks_from = first_sink(column_t, capacity, local_window)
 
     if split == 0:
         new = tl.arange(0, NEW)
